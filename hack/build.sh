@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Copyright The cnireload Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# hack/build.sh [--stock] LINE: containerd, containerd-shim-runc-v2 and ctr of the line, patched, in
+# _output/LINE/linux-ARCH/bin; with --stock unpatched, in _output/stock/LINE/linux-ARCH/bin.
+# The same sources and Go version make the same bytes, wherever the checkout is.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+stock=''
+[ "${1-}" != --stock ] || { stock=stock/ && shift; }
+use_line "${1-}"
+
+export CGO_ENABLED=0 GOOS=linux
+GOARCH=$(go env GOARCH)
+export GOARCH
+bin=$out/$stock$line/linux-$GOARCH/bin
+
+if [ -n "$stock" ]; then
+	"$root/hack/fetch.sh" "$line"
+	src=$out/src/stock/$line package=$module shown=$version mod=readonly
+else
+	[ -f "$root/go.mod" ] || die "no go.mod in $root: the library is missing from this checkout"
+	"$root/hack/apply.sh" "$line"
+	src=$tree package=github.com/cnireload/cnireload shown=$version+cnireload.$release mod=mod
+fi
+lock "build-${stock//\//-}$line"
+scratch
+cd "$src"
+
+tags=urfave_cli_no_docs,static_build,netgo,osusergo
+ldflags="-s -w -buildid="
+for kv in "Version=$shown" "Package=$package" "Revision=$revision"; do
+	ldflags+=" -X $module/version.$kv"
+done
+
+say "building ${stock:+stock }$line for linux/$GOARCH (some minutes when nothing is cached)"
+packages=$(go list -deps -mod=$mod -tags=$tags ./cmd/{containerd,containerd-shim-runc-v2,ctr} 2>"$tmp/err" | wc -l) ||
+	die "cannot get what $line needs (is the network there, is GOPROXY right?): $(tail -n 1 "$tmp/err")"
+for cmd in containerd containerd-shim-runc-v2 ctr; do
+	extra=''
+	[ $cmd != containerd-shim-runc-v2 ] || extra=,no_grpc
+	go build -v -mod=$mod -trimpath -buildvcs=false -tags="$tags$extra" -ldflags="$ldflags" \
+		-o "$tmp/bin/$cmd" "./cmd/$cmd" 2>&1 | progress "$packages" || die "$cmd of ${stock:+stock }$line does not build: see above"
+done
+
+if [ "$GOARCH" = "$(go env GOHOSTARCH)" ]; then
+	want="containerd $package $shown $revision"
+	got=$("$tmp/bin/containerd" --version)
+	[ "$got" = "$want" ] || die "containerd --version prints \"$got\" instead of \"$want\""
+	"$tmp/bin/containerd-shim-runc-v2" -v | grep -qF "$shown" || die "containerd-shim-runc-v2 -v does not name $shown"
+	"$tmp/bin/ctr" --version | grep -qF "$shown" || die "ctr --version does not name $shown"
+fi
+
+mkdir -p "$bin"
+for cmd in containerd containerd-shim-runc-v2 ctr; do
+	# A daemon that runs keeps its file; one that is the same keeps its time.
+	cmp -s "$tmp/bin/$cmd" "$bin/$cmd" || mv -f "$tmp/bin/$cmd" "$bin/$cmd"
+done
+echo "$bin"
