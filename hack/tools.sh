@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Copyright The cnireload Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# hack/tools.sh [GROUP...]: builds the programs that hack/tools/go.mod pins. Groups: node (runc, CNI
+# plugins and crictl, in _output/tools/{bin,cni}), test (critest, crane, registry), dev (staticcheck,
+# nfpm, cyclonedx-gomod). Default: node and test. A group that is up to date is skipped.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+mod=$root/hack/tools
+bin=$out/tools/bin cni=$out/tools/cni
+need_go "$(sed -n 's/^go //p' "$mod/go.mod")"
+lock tools
+stamp=$(cat "$mod/go.mod" "$mod/go.sum" "$0" <(go version) | sha256sum)
+
+# version MODULE: the version that go.mod pins, without its v.
+version() { go -C "$mod" list -m -f '{{slice .Version 1}}' "$1"; }
+
+# The functions below run where "set -e" does not work, hence "|| return".
+
+# build DIR PACKAGE...: main packages, without cgo, into DIR.
+build() {
+	local to=$1
+	shift
+	CGO_ENABLED=0 go -C "$mod" build -v -trimpath -ldflags="-s -w -buildid= ${ldflags-}" -o "$to/" "$@" 2>&1 | progress "$packages"
+}
+
+make_node() {
+	need gcc pkg-config
+	pkg-config --exists libseccomp || die "libseccomp's headers are not installed: run hack/deps.sh as root"
+	local p list=()
+	for p in main/{bridge,ptp,loopback,macvlan,ipvlan,vlan,host-device,dummy} meta/{portmap,bandwidth,tuning,firewall} ipam/{host-local,dhcp,static}; do
+		list+=("github.com/containernetworking/plugins/plugins/$p")
+	done
+	packages=$(go -C "$mod" list -deps "${list[@]}" | wc -l) || return
+	ldflags="-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=v$(version github.com/containernetworking/plugins)" \
+		build "$tmp/cni" "${list[@]}" || return
+	ldflags="-X sigs.k8s.io/cri-tools/pkg/version.Version=$(version sigs.k8s.io/cri-tools)" \
+		build "$tmp/bin" sigs.k8s.io/cri-tools/cmd/crictl || return
+	CGO_ENABLED=1 go -C "$mod" build -v -trimpath -tags=seccomp,urfave_cli_no_docs -ldflags='-s -w -buildid=' \
+		-o "$tmp/bin/" github.com/opencontainers/runc 2>&1 | progress "$packages"
+}
+
+make_test() {
+	packages=$(go -C "$mod" list -deps -test sigs.k8s.io/cri-tools/cmd/critest | wc -l) || return
+	build "$tmp/bin" github.com/google/go-containerregistry/cmd/{crane,registry} || return
+	CGO_ENABLED=0 go -C "$mod" test -c -v -trimpath -ldflags="-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=$(version sigs.k8s.io/cri-tools)" \
+		-o "$tmp/bin/critest" sigs.k8s.io/cri-tools/cmd/critest 2>&1 | progress "$packages"
+}
+
+make_dev() {
+	local list=(honnef.co/go/tools/cmd/staticcheck github.com/goreleaser/nfpm/v2/cmd/nfpm github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod)
+	packages=$(go -C "$mod" list -deps "${list[@]}" | wc -l) || return
+	build "$tmp/bin" "${list[@]}"
+}
+
+[ $# -gt 0 ] || set -- node test
+for group; do
+	case $group in
+	node) want=(bin/{runc,crictl} cni/{bridge,ptp,host-local,loopback,portmap,bandwidth,tuning,firewall}) ;;
+	test) want=(bin/{critest,crane,registry}) ;;
+	dev) want=(bin/{staticcheck,nfpm,cyclonedx-gomod}) ;;
+	*) die "no group of tools \"$group\": there are node, test and dev" ;;
+	esac
+	# Up to date is what was built from the same pins and is still all there.
+	whole=1
+	for f in "${want[@]}"; do [ -x "$out/tools/$f" ] || whole=''; done
+	[ -n "$whole" ] && [ "$(cat "$out/tools/.stamp-$group" 2>/dev/null)" = "$stamp" ] && continue
+
+	say "building the $group tools"
+	go -C "$mod" list -m >/dev/null || die "hack/tools/go.mod cannot be read: see above"
+	scratch
+	mkdir -p "$tmp/bin" "$tmp/cni" "$bin" "$cni"
+	"make_$group" || die "the $group tools do not build: see above (is the network there, is GOPROXY right?)"
+	for f in "$tmp"/bin/*; do [ ! -e "$f" ] || mv -f "$f" "$bin/"; done
+	for f in "$tmp"/cni/*; do [ ! -e "$f" ] || mv -f "$f" "$cni/"; done
+	echo "$stamp" >"$out/tools/.stamp-$group"
+	rm -rf "$tmp"
+done
+echo "$out/tools"
