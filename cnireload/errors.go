@@ -1,0 +1,70 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	gocni "github.com/containerd/go-cni"
+)
+
+// Errors are go-cni's own values, so that code written against go-cni keeps
+// matching them with errors.Is.
+var (
+	// ErrCNINotInitialized is wrapped by every error that says a network is not
+	// ready. Its text, "cni plugin not initialized", is what operators grep.
+	ErrCNINotInitialized = gocni.ErrCNINotInitialized
+	// ErrInvalidConfig is wrapped by errors about the content of a file.
+	ErrInvalidConfig = gocni.ErrInvalidConfig
+	// ErrRead is wrapped by errors about reading the configuration directory.
+	ErrRead = gocni.ErrRead
+	// ErrLoad is wrapped by what [Network.Load] returns.
+	ErrLoad = gocni.ErrLoad
+	// ErrInvalidResult is wrapped by errors about what a plugin returned.
+	ErrInvalidResult = gocni.ErrInvalidResult
+)
+
+// ErrClosed is returned by calls that need a running [Network] after Close.
+var ErrClosed = errors.New("cnireload: network is closed")
+
+// IsCNINotInitialized tells whether err says that a network is not ready.
+func IsCNINotInitialized(err error) bool {
+	return errors.Is(err, ErrCNINotInitialized)
+}
+
+// notReady is the error of a network that cannot be used. It prints go-cni's
+// text first, then the cause (kubernetes/kubernetes users grep the former).
+type notReady struct{ cause error }
+
+func (e *notReady) Error() string   { return ErrCNINotInitialized.Error() + ": " + e.cause.Error() }
+func (e *notReady) Unwrap() []error { return []error{ErrCNINotInitialized, e.cause} }
+
+// pluginNotFound is the error of a plugin that no bin dir offers.
+type pluginNotFound struct {
+	plugin   string
+	dirs     []string
+	rejected []string // "path: why", in the order the dirs were searched
+}
+
+func (e *pluginNotFound) Error() string {
+	if len(e.rejected) > 0 {
+		return fmt.Sprintf("plugin %q cannot be executed%s", e.plugin, e.reasons())
+	}
+	return fmt.Sprintf("plugin %q not found in %s", e.plugin, strings.Join(e.dirs, string(filepath.ListSeparator)))
+}
+
+func (e *pluginNotFound) reasons() string {
+	if len(e.rejected) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(e.rejected, "; ")
+}
+
+// loadError wraps the reason why too little could be loaded the way go-cni does.
+func loadError(cause error) error {
+	return fmt.Errorf("cni config load failed: %w: %w", &notReady{cause: cause}, ErrLoad)
+}

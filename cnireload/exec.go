@@ -1,0 +1,322 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/timeout"
+	"github.com/containerd/log"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"go.opentelemetry.io/otel/baggage"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+)
+
+const (
+	// pipeGrace is how long the pipes of a plugin stay open after it has ended
+	// or was killed. Children that it left behind may hold them for ever.
+	pipeGrace = 500 * time.Millisecond
+	// abandonGrace is how long a killed plugin has to die before the call
+	// returns without it (a process in uninterruptible sleep cannot die).
+	abandonGrace = time.Second
+	// busyRetry is the pause before an executable that is being written is
+	// tried again.
+	busyRetry = 50 * time.Millisecond
+	// busyLimit bounds all such tries of one call.
+	busyLimit = 5 * time.Second
+	// maxOutput is how much of a plugin's standard output is kept. A result is
+	// a few KiB; a plugin that prints more is drained, but not believed.
+	maxOutput = 1 << 20
+	// maxErrorText is how much of a plugin's own words an error carries.
+	maxErrorText = 4 << 10
+)
+
+// boundedExec runs plugins for libcni in place of libcni's own RawExec: each
+// call ends by the bound of its verb, with the plugin's whole process group
+// killed, and keeps a bounded part of what the plugin prints. It has no state
+// and can be used concurrently.
+type boundedExec struct {
+	version.PluginDecoder
+}
+
+var _ invoke.Exec = (*boundedExec)(nil)
+
+// FindInPath returns the first regular executable file called plugin. libcni's
+// own search takes any regular file, and then fails to execute it.
+func (*boundedExec) FindInPath(plugin string, dirs []string) (string, error) {
+	path, _, err := resolve(plugin, dirs, true)
+	var missing *pluginNotFound
+	if errors.As(err, &missing) {
+		// libcni's words. The error must not contain "not found": a DEL that
+		// fails with that counts as done, see [Network.Remove].
+		err = fmt.Errorf("failed to find plugin %q in path %s%s", plugin, dirs, missing.reasons())
+	}
+	return path, err
+}
+
+// withBound derives a context that ends by the bound of the verb.
+func withBound(ctx context.Context, verb string) (context.Context, context.CancelFunc) {
+	d := timeout.Get(timeoutKeys[verb])
+	return context.WithTimeoutCause(ctx, d, &boundError{verb: verb, after: d})
+}
+
+// boundError is why a plugin was ended. It is a deadline error to errors.Is.
+type boundError struct {
+	verb  string
+	after time.Duration
+}
+
+func (e *boundError) Error() string {
+	return fmt.Sprintf("%s did not finish within %s (%s)", e.verb, e.after, timeoutKeys[e.verb])
+}
+func (e *boundError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// ExecPlugin runs the plugin at path and returns what it printed.
+//
+// An error that the plugin reported itself is a *types.Error with libcni's
+// text. A call that was ended from outside wraps the context's cause.
+func (e *boundedExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	verb := verbOf(environ)
+	if _, ok := timeoutKeys[verb]; ok {
+		var cancel context.CancelFunc
+		ctx, cancel = withBound(ctx, verb)
+		defer cancel()
+	}
+	environ = injectTraceContext(ctx, environ)
+	for start := time.Now(); ; {
+		out, err := e.run(ctx, path, verb, stdin, environ)
+		if !errors.Is(err, errTextBusy) || time.Since(start) > busyLimit {
+			return out, err
+		}
+		// Somebody is writing the executable. A command can be started only
+		// once, so the next try needs a new one (cni#1183).
+		select {
+		case <-time.After(busyRetry):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, environ []string) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("plugin %s was not run: %w", path, context.Cause(ctx))
+	}
+	var stdout, stderr capture
+	cmd := exec.Command(path)
+	cmd.Env = environ
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Stdout = &stdout
+	cmd.Stderr = &stderr
+	cmd.WaitDelay = pipeGrace
+	isolate(cmd)
+	if err := cmd.Start(); err != nil {
+		if errors.Is(err, errTextBusy) {
+			return nil, fmt.Errorf("plugin %s is being written: %w", path, err)
+		}
+		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s cannot be executed: %v", path, err)}
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		if kerr := killAll(cmd); kerr != nil {
+			log.G(ctx).WithError(kerr).Warnf("cannot kill cni plugin %s, pid %d", path, cmd.Process.Pid)
+		}
+		abandon := time.NewTimer(pipeGrace + abandonGrace)
+		defer abandon.Stop()
+		select {
+		case <-done:
+			return nil, fmt.Errorf("plugin %s was killed: %w%s", path, context.Cause(ctx), stderr.note())
+		case <-abandon.C:
+			// The goroutine above reaps it if it ever ends.
+			return nil, fmt.Errorf("plugin %s was killed but pid %d does not die: %w", path, cmd.Process.Pid, context.Cause(ctx))
+		}
+	}
+	// A plugin that ended well has succeeded, even if a child that it left
+	// behind still holds its output (containerd#7832 takes the same view).
+	if errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {
+		err = nil
+	}
+	if err != nil {
+		return nil, pluginError(err, &stdout, &stderr)
+	}
+	if stderr.total() > 0 {
+		log.G(ctx).WithField("plugin", path).WithField("verb", verb).Debugf("cni plugin printed: %s", stderr.text())
+	}
+	if n := stdout.total(); n > maxOutput {
+		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s printed %d bytes, the limit is %d", path, n, maxOutput)}
+	}
+	return stdout.bytes(), nil
+}
+
+// pluginError turns a plugin's exit status and output into the error libcni
+// makes of them, word for word, because people match on it, with the plugin's
+// own words cut to a bounded length.
+func pluginError(err error, stdout, stderr *capture) error {
+	var e types.Error
+	switch {
+	case stdout.total() == 0 && stderr.total() == 0:
+		e.Msg = fmt.Sprintf("netplugin failed with no error message: %v", err)
+	case stdout.total() == 0:
+		e.Msg = fmt.Sprintf("netplugin failed: %q: %v", stderr.text(), err)
+	default:
+		if perr := json.Unmarshal(stdout.bytes(), &e); perr != nil {
+			e = types.Error{Msg: fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", stdout.text(), perr)}
+		}
+		e.Msg, e.Details = shorten(e.Msg, maxErrorText), shorten(e.Details, maxErrorText)
+	}
+	return &e
+}
+
+// shorten keeps the head and the tail of a text.
+func shorten(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	half := limit/2 - 16
+	return strings.ToValidUTF8(s[:half], "") +
+		fmt.Sprintf(" ...(%d bytes)... ", len(s)-2*half) +
+		strings.ToValidUTF8(s[len(s)-half:], "")
+}
+
+func verbOf(environ []string) string {
+	for i := len(environ) - 1; i >= 0; i-- {
+		if verb, ok := strings.CutPrefix(environ[i], "CNI_COMMAND="); ok {
+			return verb
+		}
+	}
+	return ""
+}
+
+// injectTraceContext hands the caller's trace on to the plugin the way libcni
+// 1.3.1 does.
+func injectTraceContext(ctx context.Context, environ []string) []string {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return environ
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carrier)
+	for _, key := range []string{"traceparent", "tracestate"} {
+		if v := carrier.Get(key); v != "" {
+			environ = append(environ, strings.ToUpper(key)+"="+v)
+		}
+	}
+	if b := baggage.FromContext(ctx).String(); b != "" {
+		environ = append(environ, "BAGGAGE="+b)
+	}
+	return environ
+}
+
+// capture keeps the first maxOutput bytes that are written to it, and the last
+// maxErrorText. Its lock is held for the copy alone: an abandoned plugin may
+// still write while the caller reads.
+type capture struct {
+	mu   sync.Mutex
+	head []byte
+	tail []byte
+	n    int64
+}
+
+func (c *capture) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n += int64(len(p))
+	rest := p
+	if room := maxOutput - len(c.head); room > 0 {
+		take := min(room, len(rest))
+		c.head = append(c.head, rest[:take]...)
+		rest = rest[take:]
+	}
+	if len(rest) > 0 {
+		c.tail = append(c.tail, rest[max(0, len(rest)-maxErrorText):]...)
+		if over := len(c.tail) - maxErrorText; over > 0 {
+			c.tail = append(c.tail[:0], c.tail[over:]...)
+		}
+	}
+	return len(p), nil
+}
+
+func (c *capture) total() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n
+}
+
+func (c *capture) bytes() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return bytes.Clone(c.head)
+}
+
+// text returns at most maxErrorText of what was written, head and tail.
+func (c *capture) text() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.tail) == 0 {
+		return shorten(string(c.head), maxErrorText)
+	}
+	half := maxErrorText/2 - 16
+	return fmt.Sprintf("%s ...(%d bytes)... %s", c.head[:half], c.n-2*int64(half), c.tail[max(0, len(c.tail)-half):])
+}
+
+// note returns what was written as a supplement to an error, or nothing.
+func (c *capture) note() string {
+	if t := strings.TrimSpace(c.text()); t != "" {
+		return fmt.Sprintf(" (it printed: %q)", t)
+	}
+	return ""
+}
+
+// resolve finds the executable of a plugin in dirs. With skip it passes over
+// what cannot be executed and goes on; without, the first regular file decides,
+// which is how a plugin looks for its delegates.
+func resolve(plugin string, dirs []string, skip bool) (string, os.FileInfo, error) {
+	if plugin == "" {
+		return "", nil, errors.New("no plugin name provided")
+	}
+	if strings.ContainsAny(plugin, "/"+string(os.PathSeparator)) {
+		return "", nil, fmt.Errorf("invalid plugin name %q: must not be a path", plugin)
+	}
+	missing := &pluginNotFound{plugin: plugin, dirs: dirs}
+	for _, dir := range dirs {
+		for _, ext := range invoke.ExecutableFileExtensions {
+			path := filepath.Join(dir, plugin) + ext
+			info, err := os.Stat(path)
+			switch {
+			case err != nil:
+				if _, lerr := os.Lstat(path); lerr == nil {
+					missing.rejected = append(missing.rejected, path+" is a symlink that leads nowhere")
+				}
+				continue
+			case !info.Mode().IsRegular():
+				missing.rejected = append(missing.rejected, fmt.Sprintf("%s is not a regular file but %s", path, kindOf(info.Mode())))
+				continue
+			case !executable(info):
+				missing.rejected = append(missing.rejected, fmt.Sprintf("%s is not executable (mode %04o)", path, info.Mode().Perm()))
+				if skip {
+					continue
+				}
+				return "", nil, missing
+			}
+			return path, info, nil
+		}
+	}
+	return "", nil, missing
+}

@@ -1,0 +1,25 @@
+//go:build !unix
+
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"errors"
+	"io/fs"
+	"os/exec"
+)
+
+const openNonblock = 0
+
+// errTextBusy does not occur here.
+var errTextBusy = errors.New("text file busy")
+
+func isolate(*exec.Cmd) {}
+
+// killAll kills the plugin alone: there are no process groups here.
+func killAll(cmd *exec.Cmd) error { return cmd.Process.Kill() }
+
+// executable is decided by the file's name here, see invoke.ExecutableFileExtensions.
+func executable(fs.FileInfo) bool { return true }

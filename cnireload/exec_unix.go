@@ -1,0 +1,39 @@
+//go:build unix
+
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"errors"
+	"io/fs"
+	"os/exec"
+	"syscall"
+)
+
+// openNonblock keeps open from waiting for the writer of a FIFO.
+const openNonblock = syscall.O_NONBLOCK
+
+// errTextBusy is what starting an executable fails with while somebody holds it
+// open for writing.
+var errTextBusy error = syscall.ETXTBSY
+
+// isolate gives the plugin a process group of its own, so that all of it can be
+// killed.
+func isolate(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+}
+
+// killAll kills the plugin's process group.
+func killAll(cmd *exec.Cmd) error {
+	err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	if errors.Is(err, syscall.ESRCH) {
+		return nil
+	}
+	return err
+}
+
+// executable tells whether somebody may execute the file. Root can execute what
+// has any execute bit.
+func executable(info fs.FileInfo) bool { return info.Mode()&0o111 != 0 }

@@ -1,0 +1,176 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// Snapshot is everything known about a network at one moment. It is immutable:
+// share it freely, change nothing in it.
+type Snapshot struct {
+	// Generation counts the sets of lists that came into use. It does not change
+	// when only their readiness does.
+	Generation uint64
+	// LoadedAt is when that generation came into use; zero before the first.
+	LoadedAt time.Time
+	// Cause is why the network is not ready; nil when it is.
+	Cause error
+	// LoadError is why no list, or too few, could be loaded; nil otherwise.
+	LoadError error
+
+	ConfDir  string
+	BinDirs  []string
+	Networks []NetworkState
+	Skipped  []SkippedFile
+	Watch    WatchState
+	Template *TemplateState // nil without a template
+
+	maxConf     int
+	prefix      string
+	attachments []attachment
+}
+
+// Ready tells whether pods can be attached.
+func (s *Snapshot) Ready() bool { return s.Cause == nil }
+
+// Err returns nil when the network is ready, and otherwise an error that wraps
+// ErrCNINotInitialized and names the cause.
+func (s *Snapshot) Err() error {
+	if s.Cause == nil {
+		return nil
+	}
+	return &notReady{cause: s.Cause}
+}
+
+// NetworkState describes one list in use.
+type NetworkState struct {
+	Name       string
+	CNIVersion string
+	Interface  string
+	File       string // empty for loopback, which comes from no file
+	SHA256     string // of the file
+	DropIns    []DropInState
+	Plugins    []PluginState
+	// StaleError is set while the file on disk cannot be used and the content
+	// that was read before stays in use.
+	StaleError error
+	StaleSince time.Time
+}
+
+// DropInState names a drop-in file that is part of a list.
+type DropInState = dropIn
+
+// Role says who runs a plugin.
+type Role string
+
+const (
+	// RolePlugin is an entry of the list itself.
+	RolePlugin Role = "plugin"
+	// RoleIPAM is run by an entry as its "ipam".
+	RoleIPAM Role = "ipam"
+	// RoleDelegate is run by an entry as its "delegate" or one of "delegates".
+	RoleDelegate Role = "delegate"
+)
+
+// PluginState describes one plugin of a list in use.
+type PluginState struct {
+	Role     Role
+	Type     string
+	Path     string   // empty when it was not found
+	Versions []string // what it answered to VERSION; empty when not asked
+	// Status is what STATUS (CNI spec 1.1) last brought: "ok", "not supported",
+	// "not ready", or empty when the list's version does not have the verb.
+	Status string
+	// Problem is why the plugin cannot be used; nil when it can.
+	Problem error
+}
+
+// SkippedFile is a file that looks like configuration but is not in use.
+type SkippedFile struct {
+	File   string
+	Reason string
+}
+
+// WatchMode says how changes on disk are noticed.
+type WatchMode string
+
+const (
+	// WatchInotify: at once, by the operating system's notification.
+	WatchInotify WatchMode = "inotify"
+	// WatchPolling: within the poll interval.
+	WatchPolling WatchMode = "polling"
+	// WatchWaiting: the configuration directory does not exist; its nearest
+	// parent is watched, and polled.
+	WatchWaiting WatchMode = "waiting for directory"
+)
+
+// WatchState is the watch and, unless it is WatchInotify, why.
+type WatchState struct {
+	Mode  WatchMode
+	Cause string
+}
+
+// attachment is a list together with the interface it serves.
+type attachment struct {
+	list   *libcni.NetworkConfigList
+	ifName string
+}
+
+// network is a list in the course of being put into use.
+type network struct {
+	attachment
+	file       *confFile // nil for loopback
+	plugins    []plugin
+	staleError error
+	staleSince time.Time
+}
+
+// plugin is one executable that a list needs.
+type plugin struct {
+	role    Role
+	typ     string
+	version string // the CNI version it must speak; empty when that is its own affair
+	// conf is set for entries of the list, which can be asked for their STATUS.
+	conf *libcni.PluginConfig
+}
+
+// key names the network's content for comparison across generations.
+func (n *network) key() string {
+	if n.file == nil {
+		return n.ifName + "\x00" + n.list.Name
+	}
+	return n.ifName + "\x00" + n.file.identity()
+}
+
+// describe names the network and where it comes from, for messages.
+func (n *network) describe() string {
+	if n.file == nil {
+		return fmt.Sprintf("network %q", n.list.Name)
+	}
+	return fmt.Sprintf("network %q in %s", n.list.Name, n.file.path)
+}
+
+// state describes the network with what is known of its plugins.
+func (n *network) state(plugins []PluginState) NetworkState {
+	s := NetworkState{
+		Name:       n.list.Name,
+		CNIVersion: n.list.CNIVersion,
+		Interface:  n.ifName,
+		Plugins:    plugins,
+		StaleError: n.staleError,
+		StaleSince: n.staleSince,
+	}
+	if n.file != nil {
+		s.File, s.SHA256, s.DropIns = n.file.path, n.file.sum, n.file.dropIns
+	}
+	return s
+}
+
+// errLoading is the cause before the first look at the disk is finished.
+var errLoading = errors.New("the network configuration is still being loaded")

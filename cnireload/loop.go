@@ -1,0 +1,536 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/log"
+	"github.com/containernetworking/cni/libcni"
+)
+
+// loop keeps a network in step with the disk. It is the only writer of the
+// network's snapshot, and all its state belongs to its one goroutine; processes
+// that answer VERSION and STATUS run beside it.
+type loop struct {
+	n        *Network
+	recipe   recipe
+	scanner  *scanner
+	prober   *prober
+	renderer *renderer // nil without a template
+	watcher  *watcher
+	watching bool
+	watch    WatchState
+	named    []string // directories that the content last read names
+
+	waiters []chan<- error
+	// inUse holds the last good content of each file in use.
+	inUse      map[string]*network
+	generation string // keys of the networks in use
+	known      map[string]*pluginHistory
+	next       time.Time // when to look again without being told
+	published  string    // digest of the snapshot
+	logged     loggedState
+}
+
+// pluginHistory is what one plugin of a list in use was like before now.
+type pluginHistory struct {
+	good     PluginState
+	badSince time.Time // zero while it is good
+}
+
+// loggedState is what the log was last told.
+type loggedState struct {
+	generation uint64
+	cause      string
+	watch      WatchState
+	skipped    map[string]string
+}
+
+func newLoop(n *Network) *loop {
+	l := &loop{
+		n:       n,
+		recipe:  n.config.recipe,
+		scanner: newScanner(n.config.confDir),
+		prober:  newProber(&boundedExec{}, n.cni),
+		watcher: newWatcher(n.notifier),
+		watch:   n.Snapshot().Watch,
+		inUse:   make(map[string]*network),
+		known:   make(map[string]*pluginHistory),
+	}
+	if n.config.template.path != "" {
+		l.renderer = newRenderer(n.config.template, n.config.confDir)
+	}
+	return l
+}
+
+// run looks at the disk whenever something asks for it, until the network is
+// closed.
+func (l *loop) run() {
+	ctx := l.n.ctx
+	defer close(l.n.ended)
+	defer l.prober.running.Wait()
+	defer l.watcher.close()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case req := <-l.n.requests:
+			l.accept(req)
+		case store := <-l.prober.results:
+			store()
+		case <-l.watcher.dirty:
+		case <-timer.C:
+			if !l.watching && l.published == "" {
+				continue // nothing was asked for yet
+			}
+		}
+		l.takeMore()
+		l.look(ctx)
+		if l.watching {
+			timer.Reset(time.Until(l.next))
+		}
+	}
+}
+
+// takeMore takes in what else has come up by now, so that a storm of events
+// costs one look.
+func (l *loop) takeMore() {
+	for {
+		select {
+		case req := <-l.n.requests:
+			l.accept(req)
+		case store := <-l.prober.results:
+			store()
+		case <-l.watcher.dirty:
+		default:
+			return
+		}
+	}
+}
+
+// accept takes in a request. It is answered by the first look that leaves
+// nothing pending, or at once if it fails.
+func (l *loop) accept(req request) {
+	if req.recipe != nil {
+		l.recipe = *req.recipe
+	}
+	l.watching = l.watching || req.watch
+	if req.cidrs != nil {
+		if err := l.renderer.render(req.cidrs, l.foreign()); err != nil {
+			req.reply <- err
+			return
+		}
+	}
+	l.waiters = append(l.waiters, req.reply)
+}
+
+// foreign names the list in the directory that would be used before ours is
+// there, if any.
+func (l *loop) foreign() string {
+	nets, _, _ := l.choose(l.scanner.scan(), time.Now())
+	for _, n := range nets {
+		if n.file != nil && n.file.path != l.renderer.target {
+			return n.describe()
+		}
+	}
+	return ""
+}
+
+// look compares the disk with what is in use and publishes what has changed.
+func (l *loop) look(ctx context.Context) {
+	now := time.Now()
+	l.next = now.Add(pollInterval)
+	if l.renderer != nil && l.renderer.changed() {
+		if err := l.renderer.render(l.renderer.record.CIDRs, ""); err != nil {
+			log.G(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
+		}
+	}
+	scan := l.scan()
+	nets, skipped, loadErr := l.choose(scan, now)
+	s := &Snapshot{
+		LoadError: loadErr,
+		ConfDir:   l.n.config.confDir,
+		BinDirs:   l.n.config.binDirs,
+		Skipped:   skipped,
+		Watch:     l.watch,
+		maxConf:   l.n.config.maxConf,
+		prefix:    l.n.config.prefix,
+	}
+	if l.renderer != nil {
+		s.Template = l.renderer.describe()
+	}
+	cause, waiting := l.judge(ctx, s, nets, now)
+	if waiting != nil && l.lastsOver(scan) {
+		// What is in use stays until the new networks are known to be usable
+		// or not: there is no moment at which a list is in use unchecked.
+		return
+	}
+	switch {
+	case loadErr != nil:
+		s.Cause = loadErr
+	case waiting != nil:
+		s.Cause = waiting
+	default:
+		s.Cause = cause
+	}
+	l.publish(ctx, s, nets, now)
+	if waiting == nil {
+		for _, reply := range l.waiters {
+			reply <- nil
+		}
+		l.waiters = nil
+	}
+}
+
+// scan reads the directory with the watch in place before, so that no change
+// falls in between.
+func (l *loop) scan() dirScan {
+	if !l.recipe.scan {
+		return dirScan{}
+	}
+	if !l.watching {
+		return l.scanner.scan()
+	}
+	_, err := l.watcher.arm(l.wishes())
+	scan := l.scanner.scan()
+	// The content names more directories. What was read from one before it was
+	// watched may be old: read again. Content that keeps naming new ones is
+	// left to the poll.
+	for range 3 {
+		l.named = scan.watch
+		var added bool
+		if added, err = l.watcher.arm(l.wishes()); !added {
+			break
+		}
+		scan = l.scanner.scan()
+	}
+	l.watch = WatchState{Mode: WatchInotify}
+	switch {
+	case errors.Is(scan.err, fs.ErrNotExist):
+		l.watch = WatchState{Mode: WatchWaiting, Cause: errorText(scan.err)}
+	case err != nil:
+		l.watch = WatchState{Mode: WatchPolling, Cause: errorText(err)}
+	}
+	return scan
+}
+
+// wishes names the directories whose changes matter.
+func (l *loop) wishes() []wish {
+	dir := filepath.Clean(l.n.config.confDir)
+	wishes := []wish{
+		{dir: dir},
+		// The directory itself, or the link that leads to it, is an entry of
+		// its parent.
+		{dir: filepath.Dir(dir), name: filepath.Base(dir)},
+	}
+	for _, named := range l.named {
+		wishes = append(wishes, wish{dir: named})
+	}
+	for _, bin := range l.n.config.binDirs {
+		wishes = append(wishes, wish{dir: bin})
+	}
+	if l.renderer != nil {
+		wishes = append(wishes, wish{dir: filepath.Dir(l.renderer.path), name: filepath.Base(l.renderer.path)})
+	}
+	return wishes
+}
+
+// loopbackList is the list that brings up "lo", with go-cni's name and version.
+var loopbackList = func() *libcni.NetworkConfigList {
+	list, err := libcni.ConfListFromBytes([]byte(`{"cniVersion":"0.3.1","name":"cni-loopback","plugins":[{"type":"loopback"}]}`))
+	if err != nil {
+		panic(err) // a constant
+	}
+	return list
+}()
+
+// choose picks the lists to use by go-cni's rules: files in lexical order, the
+// first ones that are good, up to the maximum. err says why there are too few.
+func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []SkippedFile, err error) {
+	c := &l.n.config
+	if l.recipe.loopback {
+		nets = append(nets, &network{attachment: attachment{list: loopbackList, ifName: "lo"}})
+	}
+	lists := len(nets)
+	limit := c.max()
+	if l.recipe.all {
+		limit = 0
+	}
+	switch {
+	case !l.recipe.scan:
+	case scan.err != nil && !errors.Is(scan.err, fs.ErrNotExist) && len(l.inUse) > 0:
+		// The directory is there but cannot be read: not a reason to drop what
+		// is in use.
+		for _, prev := range l.n.Snapshot().Networks {
+			if n := l.inUse[prev.File]; n != nil {
+				nets = append(nets, l.stale(n.file, n.ifName, scan.err, now))
+			}
+		}
+	default:
+		for _, f := range scan.files {
+			use := f
+			prev := l.inUse[f.path]
+			if f.err != nil {
+				if prev == nil || errors.Is(f.err, fs.ErrNotExist) {
+					skipped = append(skipped, SkippedFile{File: f.path, Reason: f.err.Error()})
+					continue
+				}
+				use = prev.file
+			}
+			i := len(nets) - lists
+			switch {
+			case c.networkName != "" && use.list.Name != c.networkName:
+				skipped = append(skipped, SkippedFile{File: f.path, Reason: fmt.Sprintf("is network %q; network_name asks for %q", use.list.Name, c.networkName)})
+				continue
+			case limit > 0 && i >= limit:
+				skipped = append(skipped, SkippedFile{File: f.path, Reason: fmt.Sprintf("is not needed: max_conf_num = %d and %s sorts before it", limit, nets[len(nets)-1].file.path)})
+				continue
+			}
+			ifName := fmt.Sprintf("%s%d", c.prefix, i)
+			if f.err != nil {
+				nets = append(nets, l.stale(use, ifName, f.err, now))
+			} else {
+				nets = append(nets, &network{attachment: attachment{list: use.list, ifName: ifName}, file: use})
+			}
+		}
+	}
+	for _, n := range nets {
+		n.plugins = pluginsOf(n.list)
+	}
+	if l.recipe.scan && len(nets) == lists {
+		err = l.nothingToUse(scan, skipped)
+	} else if len(nets) < c.minNetworks || len(nets) == 0 {
+		err = fmt.Errorf("%d of the %d networks that are needed are loaded", len(nets), max(1, c.minNetworks))
+	}
+	return nets, skipped, err
+}
+
+// stale makes a network of content that is no longer what the disk holds.
+func (l *loop) stale(f *confFile, ifName string, cause error, now time.Time) *network {
+	n := &network{attachment: attachment{list: f.list, ifName: ifName}, file: f, staleError: cause, staleSince: now}
+	if prev := l.inUse[f.path]; prev != nil && prev.staleError != nil {
+		n.staleSince = prev.staleSince
+	}
+	return n
+}
+
+// nothingToUse says why no list of the directory can be used.
+func (l *loop) nothingToUse(scan dirScan, skipped []SkippedFile) error {
+	dir := l.n.config.confDir
+	var err error
+	switch {
+	case errors.Is(scan.err, fs.ErrNotExist):
+		err = fmt.Errorf("conf dir %s does not exist", dir)
+	case scan.err != nil && dir == "":
+		err = scan.err
+	case scan.err != nil:
+		err = fmt.Errorf("conf dir %s cannot be read: %w", dir, scan.err)
+	case len(skipped) == 0:
+		err = fmt.Errorf("no network config found in %s", dir)
+	case len(skipped) == 1:
+		err = fmt.Errorf("no usable network config in %s: %s %s", dir, skipped[0].File, skipped[0].Reason)
+	default:
+		err = fmt.Errorf("no usable network config in %s: %s %s (and %d more files)", dir, skipped[0].File, skipped[0].Reason, len(skipped)-1)
+	}
+	if l.renderer != nil && l.renderer.err != nil {
+		err = fmt.Errorf("%w; %w", err, l.renderer.err)
+	} else if l.renderer != nil && l.renderer.state == stateWaiting {
+		err = fmt.Errorf("%w; conf_template %s is %s", err, l.renderer.path, l.renderer.state)
+	}
+	return err
+}
+
+// judge finds out what each plugin of the networks is like and adds that to the
+// snapshot. cause is the first reason why the networks cannot be used, waiting
+// why that cannot be told yet.
+func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time.Time) (cause, waiting error) {
+	strict := l.n.config.readiness == ReadinessStrict
+	paths, statuses := make(map[string]bool), make(map[string]bool)
+	var loopbackCause error
+	for _, n := range nets {
+		var states []PluginState
+		for i := range n.plugins {
+			v := l.prober.judge(ctx, l.n.config.binDirs, n, i, strict)
+			key := fmt.Sprintf("%s\x00%d", n.key(), i)
+			statuses[key] = true
+			if v.pending {
+				waiting = fmt.Errorf("%s: waiting for plugin %q (%s) to answer", n.describe(), v.Type, v.Path)
+			} else {
+				l.allowUpgrade(key, &v, now)
+			}
+			if v.Path != "" {
+				paths[v.Path] = true
+			}
+			if !v.next.IsZero() && v.next.Before(l.next) {
+				l.next = v.next
+			}
+			states = append(states, v.PluginState)
+			var vetoed *statusError
+			if v.Problem != nil && (strict || errors.As(v.Problem, &vetoed)) {
+				problem := fmt.Errorf("%s: %w", n.describe(), v.Problem)
+				if n.file == nil && loopbackCause == nil {
+					loopbackCause = problem
+				} else if n.file != nil && cause == nil {
+					cause = problem
+				}
+			}
+		}
+		s.Networks = append(s.Networks, n.state(states))
+		s.attachments = append(s.attachments, n.attachment)
+	}
+	if cause == nil {
+		cause = l.missingRequired(nets)
+	}
+	if cause == nil {
+		cause = loopbackCause
+	}
+	if waiting == nil {
+		l.prober.forget(paths, statuses)
+		for key := range l.known {
+			if !statuses[key] {
+				delete(l.known, key)
+			}
+		}
+	}
+	return cause, waiting
+}
+
+// allowUpgrade passes over a problem of a plugin that was good before, for as
+// long as an installer needs to put a new executable in the old one's place.
+func (l *loop) allowUpgrade(key string, v *verdict, now time.Time) {
+	h := l.known[key]
+	var vetoed *statusError
+	switch {
+	case v.Problem == nil:
+		l.known[key] = &pluginHistory{good: v.PluginState}
+	case h == nil || errors.As(v.Problem, &vetoed):
+	default:
+		if h.badSince.IsZero() {
+			h.badSince = now
+		}
+		if end := h.badSince.Add(upgradeGrace); now.Before(end) {
+			v.PluginState, v.next = h.good, end
+		} else {
+			delete(l.known, key)
+		}
+	}
+}
+
+// missingRequired names the first required plugin that no list runs.
+func (l *loop) missingRequired(nets []*network) error {
+	types := make(map[string]bool)
+	for _, n := range nets {
+		for _, p := range n.plugins {
+			types[p.typ] = true
+		}
+	}
+	for _, r := range l.n.config.required {
+		if !types[r] {
+			return fmt.Errorf("required plugin %q is in none of the networks in use", r)
+		}
+	}
+	return nil
+}
+
+// lastsOver tells whether the networks in use can stay while new ones are being
+// checked: not if the file of one is gone.
+func (l *loop) lastsOver(scan dirScan) bool {
+	for path := range l.inUse {
+		if f := scan.file(path); f == nil && (scan.err == nil || errors.Is(scan.err, fs.ErrNotExist)) ||
+			f != nil && errors.Is(f.err, fs.ErrNotExist) {
+			return false
+		}
+	}
+	return true
+}
+
+// publish puts a snapshot in place, unless nothing in it is new.
+func (l *loop) publish(ctx context.Context, s *Snapshot, nets []*network, now time.Time) {
+	clear(l.inUse)
+	var keys []string
+	for _, n := range nets {
+		keys = append(keys, n.key())
+		if n.file != nil {
+			l.inUse[n.file.path] = n
+		}
+	}
+	previous := l.n.Snapshot()
+	s.Generation, s.LoadedAt = previous.Generation, previous.LoadedAt
+	if key := strings.Join(keys, "\x01"); key != l.generation && len(l.inUse) > 0 {
+		l.generation = key
+		s.Generation++
+		s.LoadedAt = now
+	} else if len(l.inUse) == 0 {
+		l.generation = ""
+	}
+	digest := s.digest()
+	if digest == l.published {
+		return
+	}
+	l.published = digest
+	l.n.snapshot.Store(s)
+	l.report(ctx, s)
+}
+
+// digest names everything in the snapshot that somebody could notice.
+func (s *Snapshot) digest() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d\x00%v\x00%v\x00%v\x00", s.Generation, s.Cause, s.LoadError, s.Watch)
+	for _, n := range s.Networks {
+		fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%v\x00%v\x00%v\x01", n.Name, n.File, n.SHA256, n.DropIns, n.StaleError, n.Plugins)
+	}
+	for _, f := range s.Skipped {
+		fmt.Fprintf(&b, "%s\x00%s\x01", f.File, f.Reason)
+	}
+	if s.Template != nil {
+		fmt.Fprintf(&b, "%v", *s.Template)
+	}
+	return b.String()
+}
+
+// report logs one line for each transition.
+func (l *loop) report(ctx context.Context, s *Snapshot) {
+	logger := log.G(ctx)
+	if l.n.config.handler != "" {
+		logger = logger.WithField("handler", l.n.config.handler)
+	}
+	skipped := make(map[string]string, len(s.Skipped))
+	for _, f := range s.Skipped {
+		skipped[f.File] = f.Reason
+		if l.logged.skipped[f.File] != f.Reason {
+			logger.Infof("cni: file not in use: %s %s", f.File, f.Reason)
+		}
+	}
+	if s.Watch != l.logged.watch {
+		if s.Watch.Mode == WatchInotify {
+			logger.Infof("cni: watching %s", s.ConfDir)
+		} else {
+			logger.Warnf("cni: %s for changes of %s: %s", s.Watch.Mode, s.ConfDir, s.Watch.Cause)
+		}
+	}
+	if s.Generation != l.logged.generation {
+		for _, n := range s.Networks {
+			if n.File != "" {
+				logger.Infof("cni: network %q in use from %s, sha256 %.12s, generation %d", n.Name, n.File, n.SHA256, s.Generation)
+			}
+		}
+	}
+	if cause := errorText(s.Cause); cause != l.logged.cause || l.logged.skipped == nil {
+		if cause == "" {
+			logger.Info("cni: network ready")
+		} else {
+			logger.Warnf("cni: network not ready: %s", cause)
+		}
+	}
+	l.logged = loggedState{generation: s.Generation, cause: errorText(s.Cause), watch: s.Watch, skipped: skipped}
+}

@@ -1,0 +1,215 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	gocni "github.com/containerd/go-cni"
+	"github.com/containernetworking/cni/libcni"
+)
+
+// Data types are go-cni's own, so that sandbox metadata written by either is
+// read by the other.
+type (
+	Result          = gocni.Result
+	Config          = gocni.Config
+	IPConfig        = gocni.IPConfig
+	PortMapping     = gocni.PortMapping
+	IPRanges        = gocni.IPRanges
+	BandWidth       = gocni.BandWidth
+	DNS             = gocni.DNS
+	ConfigResult    = gocni.ConfigResult
+	ConfNetwork     = gocni.ConfNetwork
+	NetworkConfList = gocni.NetworkConfList
+	NetworkConf     = gocni.NetworkConf
+)
+
+// CNI is the method set of go-cni's interface of that name. Options differ in
+// type, which is why code changes from one to the other by its import.
+type CNI interface {
+	// Setup attaches the network namespace at path to every network, in parallel.
+	Setup(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
+	// SetupSerially does the same, one network after the other.
+	SetupSerially(ctx context.Context, id string, path string, opts ...NamespaceOpts) (*Result, error)
+	// Remove detaches the network namespace from every network.
+	Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
+	// Check tells whether the attachments still are as they should be.
+	Check(ctx context.Context, id string, path string, opts ...NamespaceOpts) error
+	// Load brings what is in use in line with the disk.
+	Load(opts ...Opt) error
+	// Status returns nil if pods can be attached, and otherwise why not.
+	Status() error
+	// GetConfig returns what is in use.
+	GetConfig() *ConfigResult
+}
+
+var _ CNI = (*Network)(nil)
+
+const (
+	// pollInterval is how long a change that no event announced goes unnoticed.
+	pollInterval = 5 * time.Second
+	// startBound is how long Start waits for the first load.
+	startBound = 2 * time.Second
+	// loadBound is how long Load waits.
+	loadBound = 30 * time.Second
+)
+
+// Network is the networks of one configuration directory. Its methods can be
+// called concurrently; Status, Snapshot and GetConfig never wait.
+type Network struct {
+	config   config
+	cni      *libcni.CNIConfig
+	convert  resultConverter
+	snapshot atomic.Pointer[Snapshot]
+	notifier func() (notifier, error)
+
+	requests chan request
+	ctx      context.Context // ends with Close
+	cancel   context.CancelFunc
+	start    sync.Once
+	ended    chan struct{} // closed when the loop has ended
+}
+
+// New returns a network that has loaded nothing yet and runs nothing. Load or
+// Start begin its work, Close ends it.
+func New(opts ...Opt) (*Network, error) {
+	c, err := newConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	convert, err := newResultConverter(c.prefix)
+	if err != nil {
+		return nil, err
+	}
+	n := &Network{
+		config:   c,
+		cni:      libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, &boundedExec{}),
+		convert:  convert,
+		notifier: newFSNotifier,
+		requests: make(chan request),
+		ended:    make(chan struct{}),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.snapshot.Store(&Snapshot{
+		Cause:     errLoading,
+		LoadError: errLoading,
+		ConfDir:   c.confDir,
+		BinDirs:   c.binDirs,
+		Watch:     WatchState{Mode: WatchPolling, Cause: "not started"},
+		maxConf:   c.maxConf,
+		prefix:    c.prefix,
+	})
+	return n, nil
+}
+
+// Start loads the configuration and then follows the disk until Close. It
+// returns when the first load is done, or after two seconds without it: a
+// plugin that does not answer holds up nobody else.
+func (n *Network) Start() {
+	ctx, cancel := context.WithTimeout(n.ctx, startBound)
+	defer cancel()
+	// What went wrong is in the snapshot.
+	_ = n.request(ctx, request{watch: true})
+}
+
+// Close ends all work in the background, and the VERSION and STATUS processes
+// that belong to it. Calls to plugins for pods go on. It is safe to call more
+// than once.
+func (n *Network) Close() error {
+	n.cancel()
+	// A loop that was never started must not be started any more.
+	n.start.Do(func() { close(n.ended) })
+	<-n.ended
+	return nil
+}
+
+// Load brings what is in use in line with the disk and returns when that is
+// done. Options that say what to load, such as WithDefaultConf, replace those
+// given before; without options it loads the same again. The error wraps
+// ErrLoad and says why too few lists could be loaded; whether their plugins can
+// be used is Status's to say.
+func (n *Network) Load(opts ...Opt) error {
+	var req request
+	if len(opts) > 0 {
+		var c config
+		for _, o := range opts {
+			if err := o(&c); err != nil {
+				return loadError(err)
+			}
+		}
+		req.recipe = &c.recipe
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, loadBound)
+	defer cancel()
+	if err := n.request(ctx, req); err != nil {
+		return loadError(err)
+	}
+	if err := n.Snapshot().LoadError; err != nil {
+		return loadError(err)
+	}
+	return nil
+}
+
+// Snapshot returns what is known at this moment.
+func (n *Network) Snapshot() *Snapshot { return n.snapshot.Load() }
+
+// Status returns nil if pods can be attached. The error otherwise wraps
+// ErrCNINotInitialized and names the first cause. It runs no plugin, takes no
+// lock and reads no file.
+func (n *Network) Status() error { return n.Snapshot().Err() }
+
+// GetConfig returns the lists in use, loopback included.
+func (n *Network) GetConfig() *ConfigResult { return n.Snapshot().Config() }
+
+// Config returns the lists of the snapshot in go-cni's form.
+func (s *Snapshot) Config() *ConfigResult {
+	r := &ConfigResult{
+		PluginDirs:       s.BinDirs,
+		PluginConfDir:    s.ConfDir,
+		PluginMaxConfNum: s.maxConf,
+		Prefix:           s.prefix,
+	}
+	for _, a := range s.attachments {
+		list := &NetworkConfList{Name: a.list.Name, CNIVersion: a.list.CNIVersion, Source: string(a.list.Bytes)}
+		for _, p := range a.list.Plugins {
+			list.Plugins = append(list.Plugins, &NetworkConf{Network: p.Network, Source: string(p.Bytes)})
+		}
+		r.Networks = append(r.Networks, &ConfNetwork{Config: list, IFName: a.ifName})
+	}
+	return r
+}
+
+// request asks the loop for something.
+type request struct {
+	recipe *recipe  // what to load from now on
+	watch  bool     // follow the disk from now on
+	cidrs  []string // render the template for these
+	reply  chan error
+}
+
+// request hands req to the loop, which it starts if need be, and waits until it
+// is done.
+func (n *Network) request(ctx context.Context, req request) error {
+	n.start.Do(func() { go newLoop(n).run() })
+	req.reply = make(chan error, 1)
+	select {
+	case n.requests <- req:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-n.ended:
+		return ErrClosed
+	}
+	select {
+	case err := <-req.reply:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-n.ended:
+		return ErrClosed
+	}
+}

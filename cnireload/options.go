@@ -1,0 +1,265 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/timeout"
+	gocni "github.com/containerd/go-cni"
+)
+
+// Keys in the [timeouts] table of containerd's configuration, one for each
+// verb. Each bounds one operation on one network list, in addition to the
+// deadline of the caller; the shorter one wins.
+const (
+	TimeoutAdd     = "io.containerd.timeout.cri.cni.add"
+	TimeoutDel     = "io.containerd.timeout.cri.cni.del"
+	TimeoutCheck   = "io.containerd.timeout.cri.cni.check"
+	TimeoutStatus  = "io.containerd.timeout.cri.cni.status"
+	TimeoutVersion = "io.containerd.timeout.cri.cni.version"
+	TimeoutGC      = "io.containerd.timeout.cri.cni.gc"
+)
+
+// timeoutKeys maps a verb, as in CNI_COMMAND, to its key.
+var timeoutKeys = map[string]string{
+	"ADD":     TimeoutAdd,
+	"DEL":     TimeoutDel,
+	"CHECK":   TimeoutCheck,
+	"STATUS":  TimeoutStatus,
+	"VERSION": TimeoutVersion,
+	"GC":      TimeoutGC,
+}
+
+// The defaults are set at init time, before containerd reads its
+// configuration, so that they show in "containerd config default" and lose
+// against the file. A key that nobody sets would be bounded to one second.
+func init() {
+	timeout.Set(TimeoutAdd, 2*time.Minute)
+	timeout.Set(TimeoutDel, 30*time.Second)
+	timeout.Set(TimeoutCheck, 30*time.Second)
+	timeout.Set(TimeoutStatus, 5*time.Second)
+	timeout.Set(TimeoutVersion, 5*time.Second)
+	timeout.Set(TimeoutGC, time.Minute)
+}
+
+// Readiness says what a network must be before it counts as ready.
+type Readiness string
+
+const (
+	// ReadinessStrict: every plugin of the list is there, can be executed and
+	// speaks the list's version.
+	ReadinessStrict Readiness = "strict"
+	// ReadinessParse: the list parses, as in go-cni. Problems with plugins are
+	// still reported. For nodes whose plugins mis-answer VERSION.
+	ReadinessParse Readiness = "parse"
+)
+
+// config is everything that options set. It is not changed after New, but for
+// the recipe, which Load may replace.
+type config struct {
+	recipe
+	confDir     string
+	binDirs     []string
+	maxConf     int
+	prefix      string
+	minNetworks int
+	cacheDir    string
+	handler     string
+	readiness   Readiness
+	networkName string
+	required    []string
+	template    templateConfig
+}
+
+// recipe says what Load puts together.
+type recipe struct {
+	loopback bool
+	scan     bool
+	all      bool
+}
+
+// Opt configures a [Network].
+type Opt func(*config) error
+
+// WithInterfacePrefix sets the prefix of interface names, "eth" by default.
+func WithInterfacePrefix(prefix string) Opt {
+	return func(c *config) error {
+		c.prefix = prefix
+		return nil
+	}
+}
+
+// WithPluginDir sets the directories that hold plugin executables, searched in
+// order.
+func WithPluginDir(dirs []string) Opt {
+	return func(c *config) error {
+		c.binDirs = slices.Clone(dirs)
+		return nil
+	}
+}
+
+// WithPluginConfDir sets the directory that holds network configuration. It
+// need not exist.
+func WithPluginConfDir(dir string) Opt {
+	return func(c *config) error {
+		c.confDir = dir
+		return nil
+	}
+}
+
+// WithPluginMaxConfNum sets how many lists of the directory are used, 1 by
+// default; 0 or less means all.
+func WithPluginMaxConfNum(n int) Opt {
+	return func(c *config) error {
+		c.maxConf = n
+		return nil
+	}
+}
+
+// WithMinNetworkCount sets how many networks, loopback included, must be
+// loaded before the network can be ready; 1 by default.
+func WithMinNetworkCount(n int) Opt {
+	return func(c *config) error {
+		c.minNetworks = n
+		return nil
+	}
+}
+
+// WithLoNetwork adds a list that runs the loopback plugin on "lo".
+func WithLoNetwork(c *config) error {
+	c.loopback = true
+	return nil
+}
+
+// WithDefaultConf loads the first lists of the configuration directory, as many
+// as WithPluginMaxConfNum says.
+func WithDefaultConf(c *config) error {
+	c.scan = true
+	return nil
+}
+
+// WithAllConf loads every list of the configuration directory.
+func WithAllConf(c *config) error {
+	c.scan, c.all = true, true
+	return nil
+}
+
+// WithCacheDir sets the directory of libcni's attachment cache; empty means
+// libcni's default.
+func WithCacheDir(dir string) Opt {
+	return func(c *config) error {
+		c.cacheDir = dir
+		return nil
+	}
+}
+
+// WithHandler names the runtime handler that uses the network, for log lines.
+func WithHandler(name string) Opt {
+	return func(c *config) error {
+		c.handler = name
+		return nil
+	}
+}
+
+// WithReadiness sets what ready means: "strict" (also for the empty string) or
+// "parse".
+func WithReadiness(r string) Opt {
+	return func(c *config) error {
+		switch Readiness(r) {
+		case ReadinessStrict, "":
+			c.readiness = ReadinessStrict
+		case ReadinessParse:
+			c.readiness = ReadinessParse
+		default:
+			return fmt.Errorf("invalid readiness = %q: must be %q or %q", r, ReadinessStrict, ReadinessParse)
+		}
+		return nil
+	}
+}
+
+// WithNetworkName uses the first valid list with that name instead of the first
+// valid list. Empty means any name.
+func WithNetworkName(name string) Opt {
+	return func(c *config) error {
+		if name == "" {
+			return nil
+		}
+		if err := validateName(name); err != nil {
+			return fmt.Errorf("invalid network_name = %q: %w", name, err)
+		}
+		c.networkName = name
+		return nil
+	}
+}
+
+// WithRequiredPlugins names plugin types that the lists in use must run between
+// them before the network is ready.
+func WithRequiredPlugins(types []string) Opt {
+	return func(c *config) error {
+		for _, t := range types {
+			if t == "" || strings.ContainsRune(t, filepath.Separator) {
+				return fmt.Errorf("invalid required_plugins entry %q: must be the type of a plugin, without a path", t)
+			}
+		}
+		c.required = slices.Clone(types)
+		return nil
+	}
+}
+
+// WithTemplate has the network render its configuration from a template when
+// [Network.Render] is called, and again when the template changes. record is a
+// file, outside the configuration directory, that remembers across restarts
+// what was rendered. An empty path means no template.
+func WithTemplate(path, record string) Opt {
+	return func(c *config) error {
+		if path == "" {
+			return nil
+		}
+		if record == "" {
+			return fmt.Errorf("conf_template %s: no record file given", path)
+		}
+		c.template = templateConfig{path: path, record: record}
+		return nil
+	}
+}
+
+func newConfig(opts []Opt) (config, error) {
+	c := config{
+		confDir:     gocni.DefaultNetDir,
+		binDirs:     []string{gocni.DefaultCNIDir},
+		maxConf:     gocni.DefaultMaxConfNum,
+		prefix:      gocni.DefaultPrefix,
+		minNetworks: 1,
+		readiness:   ReadinessStrict,
+	}
+	for _, o := range opts {
+		if err := o(&c); err != nil {
+			return config{}, err
+		}
+	}
+	return c, checkTimeouts()
+}
+
+// checkTimeouts refuses bounds that would end every call at once.
+func checkTimeouts() error {
+	for _, key := range timeoutKeys {
+		if d := timeout.Get(key); d <= 0 {
+			return fmt.Errorf("invalid [timeouts] %s = %q: must be longer than zero", key, d)
+		}
+	}
+	return nil
+}
+
+// max returns how many lists of the directory are used; 0 means all.
+func (c *config) max() int {
+	if c.all || c.maxConf < 0 {
+		return 0
+	}
+	return c.maxConf
+}

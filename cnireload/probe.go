@@ -1,0 +1,331 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+const (
+	// upgradeGrace is how long a plugin of a list in use may be missing or
+	// broken before that counts: installers replace executables in two steps.
+	upgradeGrace = 2 * time.Second
+	// statusInterval is how often a list that implements STATUS is asked, which
+	// is as often as the kubelet makes go-cni ask.
+	statusInterval = 5 * time.Second
+	// statusRetry is the same while the answer is "not ready".
+	statusRetry = time.Second
+	// maxProbes bounds the VERSION and STATUS processes of one network.
+	maxProbes = 8
+)
+
+// pluginsOf lists the executables that a list needs: its entries, what they run
+// for address management, and what they delegate to.
+func pluginsOf(list *libcni.NetworkConfigList) []plugin {
+	var plugins []plugin
+	for _, p := range list.Plugins {
+		v := list.CNIVersion
+		plugins = append(plugins, plugin{role: RolePlugin, typ: p.Network.Type, version: orOldest(v), conf: p})
+		plugins = appendNested(plugins, p.Bytes, v, 0)
+	}
+	return plugins
+}
+
+// maxNesting bounds the depth of delegates within delegates.
+const maxNesting = 8
+
+// appendNested adds the plugins that one entry runs by itself. They are given
+// the version of the list unless they carry their own.
+func appendNested(plugins []plugin, conf []byte, v string, depth int) []plugin {
+	if depth > maxNesting {
+		return plugins
+	}
+	type entry struct {
+		Type string `json:"type"`
+	}
+	// Each key is decoded alone: it is the plugin's affair what else it puts
+	// under these names.
+	var raw map[string]json.RawMessage
+	if json.Unmarshal(conf, &raw) != nil {
+		return plugins
+	}
+	var ipam entry
+	if json.Unmarshal(raw["ipam"], &ipam) == nil && ipam.Type != "" {
+		plugins = append(plugins, plugin{role: RoleIPAM, typ: ipam.Type, version: orOldest(v)})
+	}
+	var delegates []json.RawMessage
+	if json.Unmarshal(raw["delegates"], &delegates) != nil {
+		delegates = nil
+	}
+	if d := raw["delegate"]; d != nil {
+		delegates = append(delegates, d)
+	}
+	for _, d := range delegates {
+		var list struct {
+			entry
+			CNIVersion string            `json:"cniVersion"`
+			Plugins    []json.RawMessage `json:"plugins"`
+		}
+		if json.Unmarshal(d, &list) != nil {
+			continue
+		}
+		own := v
+		if list.CNIVersion != "" {
+			own = list.CNIVersion
+		}
+		entries := list.Plugins
+		if len(entries) == 0 {
+			entries = []json.RawMessage{d}
+		}
+		for _, e := range entries {
+			var head entry
+			if json.Unmarshal(e, &head) != nil {
+				continue
+			}
+			if head.Type != "" {
+				plugins = append(plugins, plugin{role: RoleDelegate, typ: head.Type, version: orOldest(own)})
+			}
+			plugins = appendNested(plugins, e, own, depth+1)
+		}
+	}
+	return plugins
+}
+
+// orOldest applies libcni's rule for a missing cniVersion.
+func orOldest(v string) string {
+	if v == "" {
+		return "0.1.0"
+	}
+	return v
+}
+
+// answer is the outcome of asking one executable one thing.
+type answer struct {
+	id       fileID
+	at       time.Time
+	pending  bool
+	asked    bool     // whether at, err and versions hold something
+	versions []string // VERSION
+	err      error
+}
+
+// prober knows what executables answered. The answers belong to one goroutine,
+// the owner; the processes run in goroutines of their own, one at most for each
+// question, and send to results.
+type prober struct {
+	exec    invoke.Exec
+	cni     *libcni.CNIConfig
+	slots   chan struct{}
+	results chan func() // run by the owner, these store an answer
+	running sync.WaitGroup
+
+	versions map[string]*answer // by path
+	statuses map[string]*answer // by network key and index
+}
+
+func newProber(exec invoke.Exec, cni *libcni.CNIConfig) *prober {
+	return &prober{
+		exec:     exec,
+		cni:      cni,
+		slots:    make(chan struct{}, maxProbes),
+		results:  make(chan func()),
+		versions: make(map[string]*answer),
+		statuses: make(map[string]*answer),
+	}
+}
+
+// ask runs question in a goroutine and has the owner store what it returns.
+func (p *prober) ask(ctx context.Context, a *answer, question func(context.Context) ([]string, error)) {
+	a.pending = true
+	p.running.Go(func() {
+		select {
+		case p.slots <- struct{}{}:
+			defer func() { <-p.slots }()
+		case <-ctx.Done():
+			return
+		}
+		versions, err := question(ctx)
+		select {
+		case p.results <- func() {
+			a.pending, a.asked, a.at = false, true, time.Now()
+			a.versions, a.err = versions, err
+		}:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// version returns what the executable at path answered to VERSION, asking if it
+// was never asked, has changed, or failed a while ago. ok is false while there
+// is no answer yet.
+func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (versions []string, err error, ok bool) {
+	id := newFileID(info)
+	a := p.versions[path]
+	if a == nil || !a.id.same(id) {
+		a = &answer{id: id}
+		p.versions[path] = a
+	}
+	if !a.pending && (!a.asked || a.err != nil && time.Since(a.at) >= pollInterval) {
+		p.ask(ctx, a, func(ctx context.Context) ([]string, error) {
+			info, err := invoke.GetVersionInfo(ctx, path, p.exec)
+			if err != nil {
+				return nil, err
+			}
+			return info.SupportedVersions(), nil
+		})
+	}
+	return a.versions, a.err, a.asked
+}
+
+// status returns the last answer of one entry of a list to STATUS, asking again
+// when that is due. next is when it will be due.
+func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, info os.FileInfo) (err error, ok bool, next time.Time) {
+	id := newFileID(info)
+	key := fmt.Sprintf("%s\x00%d", n.key(), index)
+	a := p.statuses[key]
+	if a == nil || !a.id.same(id) {
+		a = &answer{id: id}
+		p.statuses[key] = a
+	}
+	interval := statusInterval
+	if a.err != nil && !statusUnsupported(a.err) {
+		interval = statusRetry
+	}
+	if !a.pending && (!a.asked || time.Since(a.at) >= interval) {
+		single := &libcni.NetworkConfigList{
+			Name:       n.list.Name,
+			CNIVersion: n.list.CNIVersion,
+			Plugins:    []*libcni.PluginConfig{pl.conf},
+		}
+		p.ask(ctx, a, func(ctx context.Context) ([]string, error) {
+			return nil, p.cni.GetStatusNetworkList(ctx, single)
+		})
+	}
+	if !a.pending {
+		next = a.at.Add(interval)
+	}
+	return a.err, a.asked, next
+}
+
+// forget drops answers that no list in use needs any more.
+func (p *prober) forget(paths, statuses map[string]bool) {
+	for path, a := range p.versions {
+		if !paths[path] && !a.pending {
+			delete(p.versions, path)
+		}
+	}
+	for key, a := range p.statuses {
+		if !statuses[key] && !a.pending {
+			delete(p.statuses, key)
+		}
+	}
+}
+
+// statusUnsupported tells whether the answer to STATUS says that the plugin
+// does not know the verb, which says nothing about readiness: an unknown
+// command is error 4, a version without the verb error 1 (CNI spec 1.1, section
+// 5; istio#53160).
+func statusUnsupported(err error) bool {
+	var e *types.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch e.Code {
+	case types.ErrInvalidEnvironmentVariables:
+		return true
+	case types.ErrIncompatibleCNIVersion:
+		return strings.Contains(e.Msg, "STATUS")
+	}
+	return strings.Contains(e.Msg, "unknown CNI_COMMAND")
+}
+
+// hasStatus tells whether lists of that version are asked for their STATUS.
+func hasStatus(cniVersion string) bool {
+	ok, err := version.GreaterThanOrEqualTo(cniVersion, "1.1.0")
+	return err == nil && ok
+}
+
+// verdict is what is known of one plugin.
+type verdict struct {
+	PluginState
+	pending bool      // an answer is being waited for
+	next    time.Time // when to look again; zero if an event will tell
+}
+
+// judge says whether a plugin of n can be used. checkVersion is false where
+// readiness is only parsing.
+func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int, checkVersion bool) verdict {
+	pl := n.plugins[index]
+	v := verdict{PluginState: PluginState{Role: pl.role, Type: pl.typ}}
+	path, info, err := resolve(pl.typ, dirs, pl.role == RolePlugin)
+	if err != nil {
+		v.Problem = err
+		if n.file == nil && pl.typ == "loopback" {
+			v.Problem = fmt.Errorf("%w; install it, or set use_internal_loopback = true", err)
+		}
+		return v
+	}
+	v.Path = path
+	if checkVersion {
+		versions, err, ok := p.version(ctx, path, info)
+		v.Versions = versions
+		switch {
+		case !ok:
+			v.pending = true
+			return v
+		case err != nil:
+			v.Problem = fmt.Errorf("plugin %q (%s) mis-answers VERSION: %w", pl.typ, path, err)
+		case !slices.Contains(versions, pl.version):
+			v.Problem = fmt.Errorf("plugin %q (%s) does not support cniVersion %s, only %s", pl.typ, path, pl.version, strings.Join(versions, ", "))
+		}
+		if v.Problem != nil {
+			return v
+		}
+	}
+	if pl.conf != nil && hasStatus(n.list.CNIVersion) {
+		err, ok, next := p.status(ctx, n, index, pl, info)
+		v.next = next
+		switch {
+		case !ok:
+			v.pending = true
+		case err == nil:
+			v.Status = "ok"
+		case statusUnsupported(err):
+			v.Status = "not supported"
+		default:
+			v.Status = "not ready"
+			v.Problem = &statusError{plugin: pl.typ, path: path, err: err}
+		}
+	}
+	return v
+}
+
+// statusError is a plugin's own word that it is not ready. Unlike a missing
+// executable it is not given time: the plugin knows.
+type statusError struct {
+	plugin, path string
+	err          error
+}
+
+func (e *statusError) Error() string {
+	var te *types.Error
+	if errors.As(e.err, &te) {
+		return fmt.Sprintf("plugin %q (%s) answers STATUS with code %d: %s", e.plugin, e.path, te.Code, te.Error())
+	}
+	return fmt.Sprintf("plugin %q (%s) does not answer STATUS: %v", e.plugin, e.path, e.err)
+}
+func (e *statusError) Unwrap() error { return e.err }

@@ -1,0 +1,338 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/atomicfile"
+)
+
+// RenderedFile is the name of the file that a template is rendered to, in the
+// configuration directory.
+const RenderedFile = "10-containerd-net.conflist"
+
+type templateConfig struct {
+	path   string
+	record string
+}
+
+// TemplateState describes the template and what became of it.
+type TemplateState struct {
+	Path  string
+	File  string   // what it is rendered to
+	CIDRs []string // those it was last rendered with
+	State string
+	Err   error // why the last attempt failed; nil otherwise
+}
+
+// templateData is what a template can refer to. The names are containerd's
+// (docs/cri/config.md, "CNI Config Template").
+type templateData struct {
+	PodCIDR       string
+	PodCIDRRanges []string
+	Routes        []string
+}
+
+// templateRecord remembers across restarts what was rendered, and so which file
+// is ours to replace.
+type templateRecord struct {
+	File     string   `json:"file"`
+	Template string   `json:"template"` // SHA-256 of the template
+	CIDRs    []string `json:"cidrs"`
+	// SHA256 lists the contents that are ours. Two only while a new one is
+	// being put in the old one's place.
+	SHA256 []string `json:"sha256"`
+}
+
+// renderer renders a template. It belongs to one goroutine.
+type renderer struct {
+	templateConfig
+	target string
+
+	record  templateRecord
+	content *content // of the template
+	failed  string   // SHA-256 of a template that could not be rendered
+	state   string
+	err     error
+}
+
+const stateWaiting = "waiting for the pod CIDR from UpdateRuntimeConfig"
+
+func newRenderer(c templateConfig, confDir string) *renderer {
+	r := &renderer{templateConfig: c, target: filepath.Join(confDir, RenderedFile), state: stateWaiting}
+	b, err := os.ReadFile(c.record)
+	switch {
+	case err == nil:
+		var record templateRecord
+		if err := json.Unmarshal(b, &record); err != nil {
+			r.err = fmt.Errorf("record %s is damaged, %s counts as foreign: %w", c.record, r.target, err)
+		} else if record.File == r.target {
+			r.record = record
+			r.state = "rendered"
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		r.err = fmt.Errorf("record cannot be read, %s counts as foreign: %w", r.target, err)
+	}
+	return r
+}
+
+func (r *renderer) describe() *TemplateState {
+	return &TemplateState{Path: r.path, File: r.target, CIDRs: r.record.CIDRs, State: r.state, Err: r.err}
+}
+
+// owns tells whether the content is one that we wrote.
+func (r *renderer) owns(c *content) bool {
+	return c.sum != "" && slices.Contains(r.record.SHA256, c.sum)
+}
+
+// render brings the rendered file in line with the template and the CIDRs. On
+// error nothing on disk has changed. foreign names a list that is in use and
+// not ours, if there is one.
+func (r *renderer) render(cidrs []string, foreign string) error {
+	err := r.update(cidrs, foreign)
+	r.err = err
+	if err != nil {
+		r.state = "failed"
+	}
+	return err
+}
+
+func (r *renderer) update(cidrs []string, foreign string) error {
+	r.readTemplate()
+	out, err := r.execute(cidrs)
+	if err != nil {
+		r.failed = r.content.sum
+		return err
+	}
+	sum := sha256.Sum256(out)
+	next := templateRecord{File: r.target, Template: r.content.sum, CIDRs: cidrs, SHA256: []string{hex.EncodeToString(sum[:])}}
+
+	_, statErr := os.Lstat(r.target)
+	switch current := readContent(r.target, r.content.readAt); {
+	case errors.Is(statErr, fs.ErrNotExist):
+		if foreign != "" {
+			r.state = "not rendered: " + foreign + " has precedence"
+			return nil
+		}
+	case current.sum == next.SHA256[0]:
+		// Also how a file that containerd without us rendered becomes ours.
+		return r.remember(next)
+	case !r.owns(current):
+		if current.err == nil {
+			if _, err := parseList(r.target, current.bytes); err == nil {
+				r.state = "not rendered: " + r.target + " was not written by containerd, or was edited since, and stays"
+				return nil
+			}
+		}
+		return fmt.Errorf("%s was not written by containerd and cannot be used: remove it to have it rendered from conf_template %s", r.target, r.path)
+	}
+	return r.write(out, next)
+}
+
+// write puts out in place of the rendered file. A crash at any point leaves a
+// whole file, old or new, that the record calls ours.
+func (r *renderer) write(out []byte, next templateRecord) error {
+	both := next
+	both.SHA256 = append(slices.Clone(r.record.SHA256), next.SHA256...)
+	if err := r.store(both); err != nil {
+		return err
+	}
+	// Like containerd, and only here: conf_template asks for the directory.
+	if err := os.MkdirAll(filepath.Dir(r.target), 0o755); err != nil {
+		return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
+	}
+	if err := writeFile(r.target, out, 0o644); err != nil {
+		return err
+	}
+	return r.remember(next)
+}
+
+// remember records that what next names is in place.
+func (r *renderer) remember(next templateRecord) error {
+	if err := r.store(next); err != nil {
+		return err
+	}
+	r.record, r.state, r.failed = next, "rendered", ""
+	return nil
+}
+
+func (r *renderer) store(record templateRecord) error {
+	b, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(r.templateConfig.record), 0o700); err != nil {
+		return fmt.Errorf("cannot record what is rendered from conf_template %s: %w", r.path, err)
+	}
+	return writeFile(r.templateConfig.record, b, 0o600)
+}
+
+func writeFile(path string, b []byte, mode os.FileMode) error {
+	f, err := atomicfile.New(path, mode)
+	if err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	if _, err := f.Write(b); err != nil {
+		_ = f.Cancel()
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("cannot write %s: %w", path, err)
+	}
+	return nil
+}
+
+// readTemplate has the template's present content in r.content.
+func (r *renderer) readTemplate() {
+	if r.content != nil && r.content.err == nil {
+		if info, err := os.Stat(r.path); err == nil && r.content.fresh(newFileID(info)) {
+			return
+		}
+	}
+	r.content = readContent(r.path, time.Now())
+}
+
+// changed tells whether the template on disk is not the one that was rendered,
+// and rendering it may help.
+func (r *renderer) changed() bool {
+	if len(r.record.CIDRs) == 0 {
+		return false
+	}
+	r.readTemplate()
+	c := r.content
+	if c.err != nil || c.sum == r.record.Template || c.sum == r.failed {
+		return false
+	}
+	// A file that was removed was removed on purpose, and one that was edited
+	// is its editor's.
+	return r.owns(readContent(r.target, c.readAt))
+}
+
+// execute renders the template in memory and checks that the outcome is a list.
+func (r *renderer) execute(cidrs []string) ([]byte, error) {
+	if r.content.err != nil {
+		return nil, fmt.Errorf("conf_template %s %w", r.path, r.content.err)
+	}
+	routes, err := defaultRoutes(cidrs)
+	if err != nil {
+		return nil, err
+	}
+	t, err := template.New(filepath.Base(r.path)).Parse(string(r.content.bytes))
+	if err != nil {
+		return nil, fmt.Errorf("conf_template %s cannot be parsed: %w", r.path, err)
+	}
+	var out limited
+	if err := t.Execute(&out, templateData{PodCIDR: cidrs[0], PodCIDRRanges: cidrs, Routes: routes}); err != nil {
+		return nil, fmt.Errorf("conf_template %s cannot be rendered: %w", r.path, err)
+	}
+	if list, err := parseList(r.target, out.Bytes()); err != nil {
+		return nil, fmt.Errorf("conf_template %s renders a list that %w", r.path, err)
+	} else if len(list.Plugins) == 0 {
+		return nil, fmt.Errorf("conf_template %s renders a list that has no plugins", r.path)
+	}
+	return out.Bytes(), nil
+}
+
+// limited is a buffer that refuses to grow beyond what would be read back.
+type limited struct{ bytes.Buffer }
+
+func (l *limited) Write(p []byte) (int, error) {
+	if l.Len()+len(p) > maxConfSize {
+		return 0, fmt.Errorf("the outcome is longer than %d bytes", maxConfSize)
+	}
+	return l.Buffer.Write(p)
+}
+
+// defaultRoutes returns the default route of each family among the CIDRs, IPv4
+// first.
+func defaultRoutes(cidrs []string) ([]string, error) {
+	if len(cidrs) == 0 {
+		return nil, errors.New("no pod CIDR is given")
+	}
+	var v4, v6 bool
+	for _, c := range cidrs {
+		ip, _, err := net.ParseCIDR(c)
+		if err != nil {
+			return nil, fmt.Errorf("invalid pod CIDR %q: %w", c, err)
+		}
+		if ip.To4() != nil {
+			v4 = true
+		} else {
+			v6 = true
+		}
+	}
+	var routes []string
+	if v4 {
+		routes = append(routes, "0.0.0.0/0")
+	}
+	if v6 {
+		routes = append(routes, "::/0")
+	}
+	return routes, nil
+}
+
+func splitCIDRs(podCIDRs string) []string {
+	var cidrs []string
+	for c := range strings.SplitSeq(podCIDRs, ",") {
+		cidrs = append(cidrs, strings.TrimSpace(c))
+	}
+	return cidrs
+}
+
+// Render renders the template of n for podCIDRs, a comma-separated list as in
+// the CRI, and loads the outcome. It returns once the outcome is in use, or
+// with an error and everything as it was. A list that is not ours and in use
+// has precedence: then nothing is rendered, and the snapshot says so.
+//
+// Concurrent calls are carried out one after the other. Without a template
+// Render does nothing.
+func (n *Network) Render(ctx context.Context, podCIDRs string) error {
+	if n.config.template.path == "" {
+		return nil
+	}
+	cidrs := splitCIDRs(podCIDRs)
+	if _, err := defaultRoutes(cidrs); err != nil {
+		return err
+	}
+	return n.request(ctx, request{cidrs: cidrs})
+}
+
+// Render has c render the template at path for podCIDRs into confDir; see
+// [Network.Render]. Any other implementation of [CNI] than a *Network knows
+// nothing of templates: unless it is ready, or becomes so by loading, the
+// outcome is written for it.
+func Render(ctx context.Context, c CNI, confDir, path, podCIDRs string) error {
+	if n, ok := c.(*Network); ok {
+		return n.Render(ctx, podCIDRs)
+	}
+	if c.Status() == nil || c.Load() == nil {
+		return nil
+	}
+	r := &renderer{templateConfig: templateConfig{path: path}}
+	r.target = filepath.Join(confDir, RenderedFile)
+	r.readTemplate()
+	out, err := r.execute(splitCIDRs(podCIDRs))
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(confDir, 0o755); err != nil {
+		return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
+	}
+	return writeFile(r.target, out, 0o644)
+}

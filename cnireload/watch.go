@@ -1,0 +1,222 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// notifier is the part of fsnotify's Watcher that is used, so that tests can
+// stand in for the operating system.
+type notifier interface {
+	Add(path string) error
+	Remove(path string) error
+	WatchList() []string
+	Close() error
+	events() <-chan fsnotify.Event
+	errors() <-chan error
+}
+
+type fsnotifier struct{ *fsnotify.Watcher }
+
+func (f fsnotifier) events() <-chan fsnotify.Event { return f.Events }
+func (f fsnotifier) errors() <-chan error          { return f.Errors }
+
+func newFSNotifier() (notifier, error) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	return fsnotifier{w}, nil
+}
+
+// wish is a directory whose changes matter: all of them, or only those of one
+// name in it.
+type wish struct {
+	dir  string
+	name string // empty: every name
+}
+
+// watcher turns changes in a set of directories into "look again". Losing a
+// watch, or never getting one, is a state of it and not an error.
+//
+// It belongs to one goroutine, except for dirty.
+type watcher struct {
+	open    func() (notifier, error)
+	backend notifier
+	pumped  chan struct{} // closed when the backend's pump has ended
+	armed   map[string]os.FileInfo
+	filter  atomic.Pointer[map[string][]string]
+	// dirty holds one token while something has changed since it was last
+	// taken out.
+	dirty chan struct{}
+}
+
+func newWatcher(open func() (notifier, error)) *watcher {
+	return &watcher{open: open, armed: make(map[string]os.FileInfo), dirty: make(chan struct{}, 1)}
+}
+
+// arm watches what the wishes name, and nothing else. It returns whether a
+// watch was added, in which case what was read before may be out of date, and
+// why changes may go unnoticed until the next poll, if so.
+func (w *watcher) arm(wishes []wish) (added bool, err error) {
+	if err := w.ensure(); err != nil {
+		return false, err
+	}
+	filter := make(map[string][]string)
+	wanted := make(map[string]os.FileInfo)
+	for _, wi := range wishes {
+		dir, name := existing(wi)
+		info, err := os.Stat(dir)
+		if err != nil {
+			continue // gone since; its parent is looked at next time
+		}
+		wanted[dir] = info
+		filter[dir] = append(filter[dir], name)
+	}
+	// The filter is in place before a new watch can bring an event.
+	w.filter.Store(&filter)
+	listed := w.backend.WatchList()
+	for dir, info := range w.armed {
+		now, ok := wanted[dir]
+		if ok && os.SameFile(now, info) && slices.Contains(listed, dir) {
+			continue
+		}
+		// Not wanted, replaced by another directory of that name, or dropped
+		// by the kernel. Removing what is not there is harmless.
+		_ = w.backend.Remove(dir)
+		delete(w.armed, dir)
+	}
+	var failures []error
+	for dir, info := range wanted {
+		if w.armed[dir] != nil || w.covered(info) {
+			continue
+		}
+		if err := w.backend.Add(dir); err != nil {
+			failures = append(failures, fmt.Errorf("cannot watch %s: %w", dir, err))
+			continue
+		}
+		w.armed[dir] = info
+		added = true
+	}
+	return added, errors.Join(failures...)
+}
+
+// covered tells whether the directory is watched under another of its names:
+// the kernel has one watch for both.
+func (w *watcher) covered(info os.FileInfo) bool {
+	for _, a := range w.armed {
+		if os.SameFile(a, info) {
+			return true
+		}
+	}
+	return false
+}
+
+// ensure has a working backend in place, a new one if the last has ended.
+func (w *watcher) ensure() error {
+	if w.backend != nil {
+		select {
+		case <-w.pumped:
+			w.close()
+		default:
+			return nil
+		}
+	}
+	backend, err := w.open()
+	if err != nil {
+		return fmt.Errorf("cannot be notified of changes: %w", err)
+	}
+	w.backend = backend
+	w.pumped = make(chan struct{})
+	go w.pump(backend, w.pumped)
+	return nil
+}
+
+// pump turns events into the dirty token, so that the backend never waits for
+// the owner, who may be calling it. It ends when the backend is closed.
+func (w *watcher) pump(backend notifier, done chan<- struct{}) {
+	defer close(done)
+	events, errs := backend.events(), backend.errors()
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok {
+				w.mark()
+				return
+			}
+			if w.relevant(e.Name) {
+				w.mark()
+			}
+		case _, ok := <-errs:
+			// Overflow or a failed read: something was missed, so look.
+			w.mark()
+			if !ok {
+				return
+			}
+		}
+	}
+}
+
+// relevant tells whether a change of that path can matter.
+func (w *watcher) relevant(path string) bool {
+	filter := w.filter.Load()
+	if filter == nil {
+		return true
+	}
+	if _, self := (*filter)[path]; self {
+		return true
+	}
+	names, ok := (*filter)[filepath.Dir(path)]
+	if !ok {
+		return true
+	}
+	return slices.Contains(names, "") || slices.Contains(names, filepath.Base(path))
+}
+
+func (w *watcher) mark() {
+	select {
+	case w.dirty <- struct{}{}:
+	default:
+	}
+}
+
+func (w *watcher) close() {
+	if w.backend == nil {
+		return
+	}
+	_ = w.backend.Close()
+	<-w.pumped // the backend closes its channels
+	w.backend = nil
+	clear(w.armed)
+}
+
+// existing turns a wish for a directory that does not exist into one for the
+// name that is missing in its nearest existing parent.
+func existing(wi wish) (dir, name string) {
+	dir, name = wi.dir, wi.name
+	// Lexical cleaning, which the backend does, is wrong for a ".." behind a
+	// symlink.
+	if strings.Contains(dir, "..") {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = real
+		}
+	}
+	dir = filepath.Clean(dir)
+	for {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return dir, name
+		}
+		dir, name = filepath.Dir(dir), filepath.Base(dir)
+	}
+}

@@ -1,0 +1,323 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package status turns what is known of CNI networks into what CRI clients see:
+// the NetworkReady condition and the entries of "crictl info".
+//
+// Everything in one [View] comes from one look at each network, so that the
+// condition, lastCNILoadStatus and the report cannot contradict each other. The
+// package does no I/O and runs no plugin.
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/containerd/containerd/v2/pkg/timeout"
+
+	"github.com/cnireload/cnireload/cnireload"
+)
+
+// ReasonNotReady is the reason of a NetworkReady condition that is false.
+const ReasonNotReady = "NetworkPluginNotReady"
+
+// maxText is how much text from plugins and files a condition or a report
+// carries in one value, in bytes.
+const maxText = 1 << 10
+
+// Condition is the NetworkReady condition.
+type Condition struct {
+	Ready   bool
+	Reason  string
+	Message string
+}
+
+// View is what is known of a set of networks at one moment. It is immutable.
+type View struct {
+	defaultName string
+	networks    map[string]look
+}
+
+// look is one network at that moment.
+type look struct {
+	err      error // nil when ready
+	config   *cnireload.ConfigResult
+	snapshot *cnireload.Snapshot // nil for an implementation other than *cnireload.Network
+}
+
+// Of looks at each network once. The keys are names of runtime handlers,
+// defaultName that of the network all others fall back to. It does not wait.
+func Of[N cnireload.CNI](networks map[string]N, defaultName string) View {
+	v := View{defaultName: defaultName, networks: make(map[string]look, len(networks))}
+	for name, n := range networks {
+		if network, ok := any(n).(*cnireload.Network); ok {
+			s := network.Snapshot()
+			v.networks[name] = look{err: s.Err(), config: s.Config(), snapshot: s}
+		} else {
+			v.networks[name] = look{err: n.Status(), config: n.GetConfig()}
+		}
+	}
+	return v
+}
+
+// Condition returns the NetworkReady condition, which is that of the default
+// network; without one there is nothing to wait for.
+func (v View) Condition() Condition {
+	l, ok := v.networks[v.defaultName]
+	if !ok || l.err == nil {
+		return Condition{Ready: true}
+	}
+	return Condition{Reason: ReasonNotReady, Message: message(l.err)}
+}
+
+// message is the text of a condition. It starts with containerd's own words.
+func message(err error) string {
+	return printable(fmt.Sprintf("Network plugin returns error: %v", err))
+}
+
+// Info returns the entries of a verbose status. Each value is a plain string or
+// a JSON object: crictl fails on anything else that looks like JSON.
+func (v View) Info() (map[string]string, error) {
+	info := map[string]string{"lastCNILoadStatus": "OK"}
+	for name, l := range v.networks {
+		isDefault := name == v.defaultName
+		load := l.loadStatus()
+		info["lastCNILoadStatus."+name] = load
+		key := "cniReload." + name
+		if isDefault {
+			key = "cniReload"
+			info["lastCNILoadStatus"] = load
+			b, err := json.Marshal(l.config)
+			if err != nil {
+				return nil, fmt.Errorf("cannot show the cni config of %s: %w", name, err)
+			}
+			info["cniconfig"] = string(b)
+		}
+		if l.snapshot == nil {
+			continue
+		}
+		b, err := json.Marshal(l.report())
+		if err != nil {
+			return nil, fmt.Errorf("cannot show the state of cni network %s: %w", name, err)
+		}
+		info[key] = string(b)
+	}
+	return info, nil
+}
+
+// loadStatus is "OK" exactly when the network is ready, and the cause otherwise.
+func (l look) loadStatus() string {
+	switch {
+	case l.err == nil:
+		return "OK"
+	case l.snapshot != nil && l.snapshot.LoadError != nil:
+		return printable(fmt.Sprintf("cni config load failed: %v", l.err))
+	default:
+		return printable(l.err.Error())
+	}
+}
+
+// Report is the value of cniReload in "crictl info".
+type Report struct {
+	Version    string            `json:"version"`
+	Ready      bool              `json:"ready"`
+	Reason     string            `json:"reason,omitempty"`
+	Message    string            `json:"message,omitempty"`
+	Generation uint64            `json:"generation"`
+	LoadedAt   *time.Time        `json:"loadedAt,omitempty"`
+	Stale      bool              `json:"stale"`
+	StaleSince *time.Time        `json:"staleSince,omitempty"`
+	LastError  string            `json:"lastError,omitempty"`
+	ConfDir    string            `json:"confDir"`
+	Watch      Watch             `json:"watch"`
+	Networks   []Network         `json:"networks"`
+	Skipped    []Skipped         `json:"skipped"`
+	Template   *Template         `json:"template,omitempty"`
+	Timeouts   map[string]string `json:"timeouts"`
+}
+
+// Watch says how changes on disk are noticed, and why not better.
+type Watch struct {
+	State string `json:"state"`
+	Cause string `json:"cause,omitempty"`
+}
+
+// Network is a list in use. File is empty for loopback.
+type Network struct {
+	Name       string   `json:"name"`
+	CNIVersion string   `json:"cniVersion"`
+	Interface  string   `json:"interface"`
+	File       string   `json:"file"`
+	SHA256     string   `json:"sha256,omitempty"`
+	Stale      bool     `json:"stale"`
+	DropIns    []DropIn `json:"dropIns,omitempty"`
+	Plugins    []Plugin `json:"plugins"`
+}
+
+// DropIn is a file that adds a plugin to a list.
+type DropIn struct {
+	File   string `json:"file"`
+	SHA256 string `json:"sha256"`
+}
+
+// Plugin is an executable that a list needs. Status is "ok" or says in a word
+// what Problem says in full.
+type Plugin struct {
+	Role              string   `json:"role"`
+	Type              string   `json:"type"`
+	Path              string   `json:"path"`
+	SupportedVersions []string `json:"supportedVersions,omitempty"`
+	Status            string   `json:"status"`
+	StatusVerb        string   `json:"statusVerb,omitempty"`
+	Problem           string   `json:"problem,omitempty"`
+}
+
+// Skipped is a file that is not in use.
+type Skipped struct {
+	File   string `json:"file"`
+	Reason string `json:"reason"`
+}
+
+// Template is the conf_template and what became of it.
+type Template struct {
+	Path  string   `json:"path"`
+	File  string   `json:"file"`
+	CIDRs []string `json:"cidrs"`
+	State string   `json:"state"`
+	Error string   `json:"error,omitempty"`
+}
+
+// report describes the network.
+func (l look) report() Report {
+	s := l.snapshot
+	r := Report{
+		Version:    Version(),
+		Ready:      s.Ready(),
+		Generation: s.Generation,
+		ConfDir:    s.ConfDir,
+		Watch:      Watch{State: string(s.Watch.Mode), Cause: printable(s.Watch.Cause)},
+		Networks:   []Network{},
+		Skipped:    []Skipped{},
+		Timeouts:   timeouts(),
+	}
+	if l.err != nil {
+		r.Reason, r.Message = ReasonNotReady, message(l.err)
+	}
+	if !s.LoadedAt.IsZero() {
+		r.LoadedAt = &s.LoadedAt
+	}
+	if s.LoadError != nil {
+		r.LastError = printable(s.LoadError.Error())
+	}
+	for _, n := range s.Networks {
+		r.Networks = append(r.Networks, describe(n))
+		if n.StaleError == nil {
+			continue
+		}
+		if !r.Stale || n.StaleSince.Before(*r.StaleSince) {
+			r.StaleSince = &n.StaleSince
+			r.LastError = printable(fmt.Sprintf("%s %v; its last good content stays in use", n.File, n.StaleError))
+		}
+		r.Stale = true
+	}
+	for _, f := range s.Skipped {
+		r.Skipped = append(r.Skipped, Skipped{File: printable(f.File), Reason: printable(f.Reason)})
+	}
+	if t := s.Template; t != nil {
+		r.Template = &Template{Path: t.Path, File: t.File, CIDRs: append([]string{}, t.CIDRs...), State: printable(t.State)}
+		if t.Err != nil {
+			r.Template.Error = printable(t.Err.Error())
+		}
+	}
+	return r
+}
+
+func describe(n cnireload.NetworkState) Network {
+	d := Network{
+		Name:       n.Name,
+		CNIVersion: n.CNIVersion,
+		Interface:  n.Interface,
+		File:       printable(n.File),
+		SHA256:     n.SHA256,
+		Stale:      n.StaleError != nil,
+		Plugins:    []Plugin{},
+	}
+	for _, f := range n.DropIns {
+		d.DropIns = append(d.DropIns, DropIn{File: printable(f.Path), SHA256: f.SHA256})
+	}
+	for _, p := range n.Plugins {
+		plugin := Plugin{
+			Role:              string(p.Role),
+			Type:              printable(p.Type),
+			Path:              p.Path,
+			SupportedVersions: p.Versions,
+			Status:            "ok",
+			StatusVerb:        p.Status,
+		}
+		switch {
+		case p.Problem == nil:
+		case p.Path == "":
+			plugin.Status, plugin.Problem = "missing", printable(p.Problem.Error())
+		default:
+			plugin.Status, plugin.Problem = "unusable", printable(p.Problem.Error())
+		}
+		d.Plugins = append(d.Plugins, plugin)
+	}
+	return d
+}
+
+func timeouts() map[string]string {
+	const prefix = "io.containerd.timeout.cri.cni."
+	m := make(map[string]string)
+	for key, d := range timeout.All() {
+		if verb, ok := strings.CutPrefix(key, prefix); ok {
+			m[verb] = d.String()
+		}
+	}
+	return m
+}
+
+// Version is the version of this module in the running program.
+var Version = sync.OnceValue(func() string {
+	const path = "github.com/cnireload/cnireload"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == path {
+			return m.Version
+		}
+	}
+	return "unknown"
+})
+
+// printable makes one line of bounded length, without control characters, of
+// text that comes from plugins and files.
+func printable(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	s = strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsSpace(r):
+			return ' '
+		case !unicode.IsPrint(r):
+			return '\uFFFD'
+		}
+		return r
+	}, s)
+	if len(s) <= maxText {
+		return s
+	}
+	const more = " ..."
+	cut := maxText - len(more)
+	for !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + more
+}
