@@ -1,0 +1,235 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command fakenet is a CNI plugin that answers every verb, records every call
+// and misbehaves on request. Linked under other names it stands in for them:
+// as a chained plugin it hands the previous result on, as loopback it answers
+// for lo. It makes no interface: the runtime only looks at the result.
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cnireload/cnireload/test/fake"
+)
+
+var allVersions = []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// config is the part of a plugin's configuration this plugin reads.
+type config struct {
+	CNIVersion string          `json:"cniVersion"`
+	Name       string          `json:"name"`
+	Type       string          `json:"type"`
+	Subnet     string          `json:"subnet"`
+	PrevResult json.RawMessage `json:"prevResult"`
+}
+
+type plugin struct {
+	name string
+	dir  fake.Dir
+	call fake.Call
+	conf config
+}
+
+func main() {
+	p := plugin{name: filepath.Base(os.Args[0]), dir: fake.Of(os.Args[0])}
+	if err := p.run(); err != nil {
+		p.fail(100, err.Error())
+	}
+}
+
+func (p *plugin) run() error {
+	stdin, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(stdin)
+	// A plugin asked for its version may be given nothing to read.
+	_ = json.Unmarshal(stdin, &p.conf)
+	p.call = fake.Call{
+		Time:        time.Now(),
+		PID:         os.Getpid(),
+		Plugin:      p.name,
+		Command:     os.Getenv("CNI_COMMAND"),
+		Network:     p.conf.Name,
+		ContainerID: os.Getenv("CNI_CONTAINERID"),
+		IfName:      os.Getenv("CNI_IFNAME"),
+		NetNS:       os.Getenv("CNI_NETNS"),
+		Args:        os.Getenv("CNI_ARGS"),
+		StdinSHA256: hex.EncodeToString(sum[:]),
+		Stdin:       string(stdin),
+	}
+	for arg := range strings.SplitSeq(p.call.Args, ";") {
+		if pod, ok := strings.CutPrefix(arg, "K8S_POD_NAME="); ok {
+			p.call.Pod = pod
+		}
+	}
+	state, err := p.dir.State(p.name)
+	if err != nil {
+		return err
+	}
+	nth, err := p.record()
+	if err != nil {
+		return err
+	}
+
+	b := state.Verbs[p.call.Command]
+	if b.Pod != "" && b.Pod != p.call.Pod || b.First > 0 && nth > b.First {
+		b = fake.Behavior{}
+	}
+	switch b.Mode {
+	case fake.Fail:
+		p.fail(b.Code, b.Msg)
+	case fake.Hang:
+		time.Sleep(time.Hour)
+	case fake.Slow:
+		time.Sleep(time.Duration(b.Millis) * time.Millisecond)
+	case fake.Silent:
+		os.Exit(b.Exit)
+	}
+
+	switch p.call.Command {
+	case "VERSION":
+		versions := state.Versions
+		if len(versions) == 0 {
+			versions = allVersions
+		}
+		return p.print(map[string]any{"cniVersion": "1.1.0", "supportedVersions": versions})
+	case "ADD":
+		return p.add()
+	case "DEL":
+		return p.leases(func(m map[string]string) { delete(m, p.key()) })
+	case "CHECK", "STATUS", "GC":
+		return nil
+	}
+	p.fail(4, fmt.Sprintf("unknown CNI_COMMAND %q", p.call.Command))
+	return nil
+}
+
+func (p *plugin) key() string { return p.call.ContainerID + "/" + p.call.IfName }
+
+func (p *plugin) add() error {
+	if len(p.conf.PrevResult) > 0 {
+		return p.print(p.conf.PrevResult)
+	}
+	address := "127.0.0.1/8"
+	if p.conf.Type != "loopback" {
+		subnet, err := netip.ParsePrefix("10.199.0.0/16")
+		if p.conf.Subnet != "" {
+			subnet, err = netip.ParsePrefix(p.conf.Subnet)
+		}
+		if err != nil {
+			return err
+		}
+		if err := p.leases(func(m map[string]string) {
+			used := map[string]bool{}
+			for _, a := range m {
+				used[a] = true
+			}
+			ip := subnet.Masked().Addr().Next()
+			for ok := true; ok; ok = used[address] {
+				ip = ip.Next()
+				address = netip.PrefixFrom(ip, subnet.Bits()).String()
+			}
+			m[p.key()] = address
+		}); err != nil {
+			return err
+		}
+	}
+	return p.print(map[string]any{
+		"cniVersion": p.conf.CNIVersion,
+		"interfaces": []any{map[string]any{"name": p.call.IfName, "sandbox": p.call.NetNS}},
+		"ips":        []any{map[string]any{"address": address, "interface": 0}},
+		"dns":        map[string]any{},
+	})
+}
+
+// record logs the call and counts it: it returns how many calls with this verb
+// this plugin has now seen.
+func (p *plugin) record() (nth int, err error) {
+	line, err := json.Marshal(p.call)
+	if err != nil {
+		return 0, err
+	}
+	err = p.locked(func() error {
+		f, err := os.OpenFile(p.dir.CallsPath(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if _, err := f.Write(append(line, '\n')); err != nil {
+			return err
+		}
+		counts := map[string]int{}
+		if err := p.update("counts.json", &counts, func() {
+			counts[p.name+" "+p.call.Command]++
+			nth = counts[p.name+" "+p.call.Command]
+		}); err != nil {
+			return err
+		}
+		return nil
+	})
+	return nth, err
+}
+
+func (p *plugin) leases(change func(map[string]string)) error {
+	return p.locked(func() error {
+		m := map[string]string{}
+		return p.update(filepath.Base(p.dir.LeasesPath()), &m, func() { change(m) })
+	})
+}
+
+// update rewrites one JSON file of the plugin's folder; the lock is held.
+func (p *plugin) update(name string, v any, change func()) error {
+	path := filepath.Join(string(p.dir), name)
+	if b, err := os.ReadFile(path); err == nil {
+		if err := json.Unmarshal(b, v); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	change()
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", b, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func (p *plugin) locked(do func() error) error {
+	f, err := os.OpenFile(p.dir.LockPath(), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return do()
+}
+
+func (p *plugin) print(v any) error {
+	return json.NewEncoder(os.Stdout).Encode(v)
+}
+
+func (p *plugin) fail(code uint, msg string) {
+	version := p.conf.CNIVersion
+	if version == "" {
+		version = "1.1.0"
+	}
+	_ = p.print(map[string]any{"cniVersion": version, "code": code, "msg": msg})
+	os.Exit(1)
+}

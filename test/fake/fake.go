@@ -1,0 +1,152 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fake is what the fake CNI plugin and the tests that drive it agree
+// on: where its files are, how it is told to behave, what it records.
+//
+// The plugin finds its folder from its own path (<bin dir>/../fake) and not
+// from its configuration, because libcni hands VERSION no configuration.
+package fake
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Mode is what the plugin does with a call.
+type Mode string
+
+// The modes. The zero Mode is OK.
+const (
+	OK     Mode = ""
+	Fail   Mode = "fail"   // answer a CNI error with Code and Msg
+	Hang   Mode = "hang"   // sleep in the process itself until killed
+	Slow   Mode = "slow"   // sleep Millis, then succeed
+	Silent Mode = "silent" // end with Exit and print nothing
+)
+
+// Behavior is how one verb is answered.
+type Behavior struct {
+	Mode   Mode   `json:"mode,omitempty"`
+	Code   uint   `json:"code,omitempty"`
+	Msg    string `json:"msg,omitempty"`
+	Millis int    `json:"millis,omitempty"`
+	Exit   int    `json:"exit,omitempty"`
+	// Pod limits the behaviour to the pod of that name; others succeed.
+	Pod string `json:"pod,omitempty"`
+	// First limits the behaviour to the first so many calls.
+	First int `json:"first,omitempty"`
+}
+
+// State is the whole behaviour of one plugin, kept in <fake>/<name>.json.
+type State struct {
+	// Verbs is keyed by ADD, DEL, CHECK, STATUS, GC and VERSION.
+	Verbs map[string]Behavior `json:"verbs,omitempty"`
+	// Versions is what VERSION says is supported; empty means all.
+	Versions []string `json:"versions,omitempty"`
+}
+
+// Call is one line of <fake>/calls.jsonl, written when a call begins.
+type Call struct {
+	Time        time.Time `json:"time"`
+	PID         int       `json:"pid"`
+	Plugin      string    `json:"plugin"`
+	Command     string    `json:"command"`
+	Network     string    `json:"network,omitempty"`
+	ContainerID string    `json:"containerID,omitempty"`
+	IfName      string    `json:"ifName,omitempty"`
+	NetNS       string    `json:"netns,omitempty"`
+	Pod         string    `json:"pod,omitempty"`
+	Args        string    `json:"args,omitempty"`
+	StdinSHA256 string    `json:"stdinSHA256,omitempty"`
+	Stdin       string    `json:"stdin,omitempty"`
+}
+
+// Dir is the plugin's folder, shared by all plugins under one base folder.
+type Dir string
+
+// Of returns the folder that belongs to a plugin binary.
+func Of(binary string) Dir {
+	return Dir(filepath.Join(filepath.Dir(filepath.Dir(binary)), "fake"))
+}
+
+// LockPath is flocked around every read-modify-write below.
+func (d Dir) LockPath() string { return filepath.Join(string(d), "lock") }
+
+// CallsPath is the call log.
+func (d Dir) CallsPath() string { return filepath.Join(string(d), "calls.jsonl") }
+
+// LeasesPath holds the addresses given out and not yet returned.
+func (d Dir) LeasesPath() string { return filepath.Join(string(d), "leases.json") }
+
+// StatePath is the behaviour of one plugin.
+func (d Dir) StatePath(plugin string) string { return filepath.Join(string(d), plugin+".json") }
+
+// State reads a plugin's behaviour; without a file everything succeeds.
+func (d Dir) State(plugin string) (State, error) {
+	var s State
+	return s, readJSON(d.StatePath(plugin), &s)
+}
+
+// Set replaces a plugin's behaviour in one step.
+func (d Dir) Set(plugin string, s State) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	tmp := d.StatePath(plugin) + ".new"
+	if err := os.WriteFile(tmp, b, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, d.StatePath(plugin))
+}
+
+// Leases are the addresses given out by ADD and not returned by DEL, keyed by
+// container id and interface.
+func (d Dir) Leases() (map[string]string, error) {
+	m := map[string]string{}
+	return m, readJSON(d.LeasesPath(), &m)
+}
+
+// Calls reads the call log.
+func (d Dir) Calls() ([]Call, error) {
+	f, err := os.Open(d.CallsPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var calls []Call
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var c Call
+		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
+			return calls, fmt.Errorf("%s: %w", d.CallsPath(), err)
+		}
+		calls = append(calls, c)
+	}
+	return calls, lines.Err()
+}
+
+func readJSON(path string, into any) error {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(b) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}

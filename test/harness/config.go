@@ -1,0 +1,117 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package harness
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Handler is a runtime handler with a CNI conf dir of its own.
+type Handler struct {
+	ConfDir    string
+	MaxConfNum int
+}
+
+// Options describe one private containerd. Zero values mean containerd's own
+// defaults, and folders under the daemon's base folder.
+type Options struct {
+	Side Side
+	// Base is the folder everything lives in; empty makes a temporary one.
+	Base string
+
+	BinDirs          []string
+	ConfDir          string
+	Template         string
+	MaxConfNum       int
+	InternalLoopback bool
+	// CNI holds more lines for the cni section, such as `readiness = "parse"`.
+	CNI      []string
+	Handlers map[string]Handler
+	// Timeouts are entries of [timeouts], such as
+	// "io.containerd.timeout.cri.cni.add": "5s".
+	Timeouts map[string]string
+
+	// Mounts are argument lists of mount(8), run in the daemon's namespace
+	// before it starts.
+	Mounts [][]string
+	// NoImage leaves the sandbox image out, for tests that look at CNI only:
+	// a pod then fails, but after its ADD and with NoImage in the error.
+	NoImage bool
+	// Detached lets the daemon outlive the program that started it.
+	Detached bool
+	// LogLevel is containerd's; empty means info.
+	LogLevel string
+}
+
+// config renders containerd's configuration, version 4.
+func (d *Daemon) config() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	quote := func(s string) string { return "'" + s + "'" }
+	quoteAll := func(in []string) string {
+		out := make([]string, len(in))
+		for i, s := range in {
+			out[i] = quote(s)
+		}
+		return "[" + strings.Join(out, ", ") + "]"
+	}
+	const runtime = "plugins.'io.containerd.cri.v1.runtime'"
+	o := d.Options
+
+	line("version = 4")
+	line("root = %s", quote(d.path("root")))
+	line("state = %s", quote(d.State))
+	line("imports = []")
+	line("[debug]\n  level = %s", quote(o.LogLevel))
+	if o.NoImage {
+		// Nobody listens there: the image is missing at once, without a look
+		// at any network.
+		line("[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = %s", quote(NoImage))
+	}
+	line("[%s]", runtime)
+	// The first two are not available on every test machine; the third keeps
+	// network namespaces out of the machine's own folder.
+	line("  restrict_oom_score_adj = true\n  disable_apparmor = true\n  netns_mounts_under_state_dir = true")
+	line("  enable_unprivileged_ports = false\n  enable_unprivileged_icmp = false")
+	line("  cdi_spec_dirs = []")
+	line("[%s.cni]", runtime)
+	line("  bin_dirs = %s", quoteAll(o.BinDirs))
+	line("  conf_dir = %s", quote(o.ConfDir))
+	if o.Template != "" {
+		line("  conf_template = %s", quote(o.Template))
+	}
+	if o.MaxConfNum != 0 {
+		line("  max_conf_num = %d", o.MaxConfNum)
+	}
+	line("  use_internal_loopback = %t", o.InternalLoopback)
+	for _, l := range o.CNI {
+		line("  %s", l)
+	}
+	handlers := map[string]Handler{"runc": {}}
+	maps.Copy(handlers, o.Handlers)
+	for _, name := range slices.Sorted(maps.Keys(handlers)) {
+		h := handlers[name]
+		section := runtime + ".containerd.runtimes." + name
+		line("[%s]\n  runtime_type = 'io.containerd.runc.v2'", section)
+		if h.ConfDir != "" {
+			line("  cni_conf_dir = %s\n  cni_max_conf_num = %d", quote(h.ConfDir), h.MaxConfNum)
+		}
+		line("[%s.options]\n  BinaryName = %s\n  Root = %s", section, quote(d.runc), quote(filepath.Join(d.State, "runc")))
+	}
+	line("[plugins.'io.containerd.nri.v1.nri']\n  disable = true")
+	line("[plugins.'io.containerd.internal.v1.opt']\n  path = %s", quote(d.path("opt")))
+	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(filepath.Join(d.State, "s")))
+	line("[plugins.'io.containerd.server.v1.grpc']\n  address = %s", quote(d.Socket()))
+	line("[plugins.'io.containerd.server.v1.ttrpc']\n  address = %s", quote(d.Socket()+".ttrpc"))
+	line("[plugins.'io.containerd.server.v1.debug']\n  address = %s", quote(filepath.Join(d.State, "debug.sock")))
+	line("[timeouts]")
+	for _, key := range slices.Sorted(maps.Keys(o.Timeouts)) {
+		line("  %s = %s", quote(key), quote(o.Timeouts[key]))
+	}
+	return b.String()
+}
