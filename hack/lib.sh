@@ -159,18 +159,18 @@ apply_to() {
 # export_patches TREE DIR: the tree's commits as patch files in DIR, the same bytes every time.
 # A subject that has a patch already keeps its number; others get the next one.
 export_patches() {
-	local from=$1 to=$2 n=0 c name old
+	local from=$1 to=$2 n=0 c made old
 	mkdir -p "$to"
 	for c in $(tgit "$from" rev-list --reverse refs/cnireload/base..HEAD); do
-		name=$(tgit "$from" log -1 --format=%f "$c")
-		old=$(find "$patches" -maxdepth 1 -name "[0-9][0-9][0-9][0-9]-${name:0:52}*.patch" -printf '%f\n' | sort | head -n 1)
+		made=$(tgit "$from" -c diff.algorithm=myers format-patch -1 --start-number=1 -o "$to/new" --zero-commit --no-numbered \
+			--no-signature --abbrev=12 --no-renames -U3 --src-prefix=a/ --dst-prefix=b/ "$c")
+		made=$(basename "$made")
+		old=$(cd "$patches" && ls -1 -- [0-9][0-9][0-9][0-9]"${made:4}" 2>/dev/null | head -n 1) || true
 		n=$((n + 1))
-		if [ -n "$old" ] && ((10#${old%%-*} >= n)); then
-			n=$((10#${old%%-*}))
-		fi
-		tgit "$from" -c diff.algorithm=myers format-patch -q -1 --start-number="$n" -o "$to" --zero-commit --no-numbered \
-			--no-signature --abbrev=12 --no-renames -U3 --src-prefix=a/ --dst-prefix=b/ "$c" >/dev/null
+		[ -z "$old" ] || ((10#${old:0:4} < n)) || n=$((10#${old:0:4}))
+		mv "$to/new/$made" "$to/$(printf %04d "$n")${made:4}"
 	done
+	rm -rf "$to/new"
 }
 
 # mark_applied DIR: remembers that DIR is what the patches make.
@@ -179,8 +179,11 @@ mark_applied() { echo "$(inputs_hash) $(tgit "$1" rev-parse HEAD)" >"$1/.git/cni
 # applied_key DIR: the inputs_hash that DIR was made from.
 applied_key() { cut -d ' ' -f 1 "$1/.git/cnireload-applied" 2>/dev/null || true; }
 
-# edited DIR: whether DIR has changed since mark_applied. go.sum may: the go command adds to it.
+# dirty DIR: what is in no commit. go.mod and go.sum do not count: the go command adds to them.
+dirty() { tgit "$1" status --porcelain -- . ':!go.mod' ':!go.sum'; }
+
+# edited DIR: whether DIR has changed since mark_applied.
 edited() {
 	[ "$(tgit "$1" rev-parse HEAD)" != "$(cut -d ' ' -f 2 "$1/.git/cnireload-applied" 2>/dev/null)" ] ||
-		[ -n "$(tgit "$1" status --porcelain -- . ':!go.mod' ':!go.sum')" ]
+		[ -n "$(dirty "$1")" ]
 }
