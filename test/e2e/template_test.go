@@ -300,17 +300,20 @@ func TestR13(t *testing.T) {
 			}
 		}
 		reload := func() {
-			// The list in use is written again in place, as agents do it, and
-			// one that sorts before it comes and goes.
+			// A list that sorts first comes, changes and goes, written in place
+			// and in two halves as some agents do it.
+			other := n.conf("05-other.conflist")
 			for i := 0; ctx.Err() == nil; i++ {
-				other := n.conf("05-other.conflist")
-				_ = os.WriteFile(other, []byte(c10("other")), 0o644)
-				time.Sleep(5 * time.Millisecond)
-				_ = os.WriteFile(other, []byte(c10("other2")), 0o644)
-				time.Sleep(5 * time.Millisecond)
-				_ = os.Remove(other)
-				time.Sleep(5 * time.Millisecond)
-				reloads.Add(3)
+				text := c10(fmt.Sprintf("other%d", i%2))
+				_ = os.WriteFile(other, []byte(text[:len(text)/2]), 0o644)
+				time.Sleep(10 * time.Millisecond)
+				_ = os.WriteFile(other, []byte(text), 0o644)
+				time.Sleep(10 * time.Millisecond)
+				if i%4 == 3 {
+					_ = os.Remove(other)
+					time.Sleep(5 * time.Millisecond)
+				}
+				reloads.Add(2)
 			}
 		}
 		parallel(render(100), render(150), reload, run("p"), run("q"), run("r"))()
@@ -323,6 +326,7 @@ func TestR13(t *testing.T) {
 		}
 		assert.Assert(t, pods.Load() > 5 && renders.Load() > 50 && reloads.Load() > 50, observed)
 		if side == harness.Stock {
+			assert.Assert(t, broken.Load() > 0, observed)
 			return observed
 		}
 		assert.Equal(t, broken.Load(), int64(0), "%v", firstBroken.Load())

@@ -436,13 +436,16 @@ func DestroyAll() error {
 	return errors.Join(errs...)
 }
 
-// LogTail is the end of the daemon's log.
+// LogTail is the end of the daemon's log, without the lines every start has.
 func (d *Daemon) LogTail(lines int) string {
 	b, err := os.ReadFile(d.LogPath())
 	if err != nil {
 		return err.Error()
 	}
-	all := strings.Split(strings.TrimSpace(string(b)), "\n")
+	all := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(b)), "\n"), func(line string) bool {
+		return strings.Contains(line, `msg="loading plugin"`) || strings.Contains(line, `msg="skip loading plugin"`) ||
+			strings.Contains(line, `msg="starting cri plugin"`)
+	})
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
