@@ -165,9 +165,13 @@ export_patches() {
 		made=$(tgit "$from" -c diff.algorithm=myers format-patch -1 --start-number=1 -o "$to/new" --zero-commit --no-numbered \
 			--no-signature --abbrev=12 --no-renames -U3 --src-prefix=a/ --dst-prefix=b/ "$c")
 		made=$(basename "$made")
-		old=$(cd "$patches" && ls -1 -- [0-9][0-9][0-9][0-9]"${made:4}" 2>/dev/null | head -n 1) || true
 		n=$((n + 1))
-		[ -z "$old" ] || ((10#${old:0:4} < n)) || n=$((10#${old:0:4}))
+		for old in "$patches"/[0-9][0-9][0-9][0-9]"${made:4}"; do
+			[ -e "$old" ] || break
+			old=$(basename "$old")
+			((10#${old:0:4} < n)) || n=$((10#${old:0:4}))
+			break
+		done
 		mv "$to/new/$made" "$to/$(printf %04d "$n")${made:4}"
 	done
 	rm -rf "$to/new"

@@ -1,0 +1,52 @@
+# Copyright The cnireload Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Thin: what is done is in hack/ and test/. "make help" lists the targets.
+
+LINE ?= v2.4
+export KEEP CASE
+
+.DEFAULT_GOAL := help
+.PHONY: help build stock run test test-unit test-e2e cases bench verify refresh vendor package clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+build: ## build the patched containerd of LINE into _output/LINE
+	@hack/build.sh $(LINE)
+
+stock: ## build its unpatched twin into _output/stock/LINE
+	@hack/build.sh --stock $(LINE)
+
+run: ## install, build and walk through real input; KEEP=1 leaves the daemon running
+	@hack/test.sh run $(LINE)
+
+test: ## everything that CI runs, with one table at the end
+	@hack/ci.sh $(STAGES)
+
+test-unit: ## the library's and hack's own tests, in seconds
+	@hack/ci.sh unit,hack
+
+test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
+	@hack/test.sh e2e $(LINE)
+
+cases: ## table of the cases: what stock does, what the patched daemon does
+	@hack/test.sh cases $(LINE)
+
+bench: ## compare stock and patched figures
+	@hack/test.sh bench $(LINE)
+
+verify: ## prove that the patches of LINE apply exactly and have good headers
+	@hack/verify.sh $(LINE)
+
+refresh: ## write the commits of _output/src/LINE back to patches/LINE
+	@hack/refresh.sh $(LINE)
+
+vendor: ## make vendor/ (ignored by git; release sources carry it)
+	@hack/vendor.sh
+
+package: ## tarball and deb of LINE into _output/dist
+	@hack/package.sh $(LINE)
+
+clean: ## remove _output and vendor
+	@hack/clean.sh

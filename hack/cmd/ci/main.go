@@ -1,0 +1,298 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Ci runs the stages of "make test" one after the other, goes on after a failed one where what
+// follows does not need it, and ends with one table and one line of totals.
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/cnireload/cnireload/hack/internal/gotest"
+)
+
+func main() {
+	root := flag.String("root", "", "the checkout")
+	only := flag.String("stages", "", "comma-separated stages to run instead of all, with no regard to what they need")
+	flag.Parse()
+	if err := os.Chdir(*root); err != nil {
+		fmt.Fprintln(os.Stderr, "ci:", err)
+		os.Exit(2)
+	}
+	list, err := choose(stages(lines()), *only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "ci:", err)
+		os.Exit(2)
+	}
+	if !runAll(list, os.Stdout) {
+		os.Exit(1)
+	}
+}
+
+// counts is how many tests of a stage ended how. A stage that is one command is one test.
+type counts struct{ passed, failed, skipped int }
+
+// stage is one row of the table.
+type stage struct {
+	name  string
+	needs []string
+	root  bool
+	run   func() (counts, error)
+}
+
+// stages returns everything that "make test" does.
+func stages(lines []string) []stage {
+	list := []stage{
+		{name: "deps", run: command("hack/deps.sh")},
+		{name: "format", run: format},
+		{name: "vet", run: inModules("go", "vet", "./...")},
+		{name: "platforms", run: platforms},
+		{name: "staticcheck", run: sequence(command("hack/tools.sh", "dev"), inModules("_output/tools/bin/staticcheck", "./..."))},
+		{name: "shellcheck", needs: []string{"deps"}, run: shellcheck},
+	}
+	for _, l := range lines {
+		list = append(list, stage{name: "verify " + l, run: command("hack/verify.sh", l)})
+	}
+	list = append(list,
+		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", "./...")},
+		stage{name: "hack", run: goTest("hack", false, "./...")},
+		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
+	)
+	for _, l := range lines {
+		build, upstream := "build "+l, "upstream "+l
+		list = append(list,
+			stage{name: build, needs: []string{"verify " + l}, run: sequence(command("hack/build.sh", l), command("hack/build.sh", "--stock", l))},
+			stage{name: upstream, needs: []string{build}, run: command("hack/upstream-tests.sh", l)},
+			stage{name: "package " + l, needs: []string{build}, root: true, run: command("hack/package-test.sh", l)},
+		)
+	}
+	return append(list, stage{name: "e2e", needs: []string{"tools", "build " + lines[len(lines)-1]}, root: true,
+		run: goTest("test", true, "-count=1", "-timeout=60m", "./...")})
+}
+
+// lines returns the supported lines, those with patches/LINE/BASE.
+func lines() []string {
+	bases, _ := filepath.Glob("patches/*/BASE")
+	var list []string
+	for _, b := range bases {
+		list = append(list, filepath.Base(filepath.Dir(b)))
+	}
+	return list
+}
+
+// choose returns the named stages, without what they need; all when none is named. A name stands
+// for its stage of every line.
+func choose(all []stage, only string) ([]stage, error) {
+	if only == "" {
+		return all, nil
+	}
+	var list []stage
+	for _, name := range strings.Split(only, ",") {
+		n := len(list)
+		for _, s := range all {
+			if s.name == name || strings.HasPrefix(s.name, name+" ") {
+				s.needs = nil
+				list = append(list, s)
+			}
+		}
+		if len(list) == n {
+			var names []string
+			for _, s := range all {
+				names = append(names, s.name)
+			}
+			return nil, fmt.Errorf("no stage %q: there are %s", name, strings.Join(names, ", "))
+		}
+	}
+	return list, nil
+}
+
+// runAll runs the stages and prints the table. It tells whether all is well.
+func runAll(list []stage, w io.Writer) bool {
+	var total counts
+	var table bytes.Buffer
+	tw := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "stage\tpassed\tfailed\tskipped\ttime\t")
+	bad := map[string]bool{}
+	for _, s := range list {
+		start := time.Now()
+		var c counts
+		note := ""
+		if i := slices.IndexFunc(s.needs, func(n string) bool { return bad[n] }); i >= 0 {
+			note, c = "not run: "+s.needs[i]+" failed", counts{skipped: 1}
+			bad[s.name] = true
+		} else if s.root && os.Getuid() != 0 {
+			note, c = "needs root: run make test as root", counts{failed: 1}
+			bad[s.name] = true
+		} else {
+			fmt.Fprintf(w, "=== %s\n", s.name)
+			var err error
+			if c, err = s.run(); err != nil {
+				note = err.Error()
+				c.failed = max(c.failed, 1)
+			}
+			bad[s.name] = c.failed > 0
+		}
+		if bad[s.name] {
+			fmt.Fprintf(w, "--- %s: %s\n", s.name, note)
+		}
+		total.passed += c.passed
+		total.failed += c.failed
+		total.skipped += c.skipped
+		note, _, _ = strings.Cut(note, "\n")
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%s\t%s\n", s.name, c.passed, c.failed, c.skipped, time.Since(start).Round(time.Second), note)
+	}
+	tw.Flush()
+	fmt.Fprintf(w, "\n%s\n%d passed, %d failed, %d skipped\n", table.String(), total.passed, total.failed, total.skipped)
+	return !slices.ContainsFunc(list, func(s stage) bool { return bad[s.name] })
+}
+
+var totals = regexp.MustCompile(`^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$`)
+
+// command runs a program of the checkout. What it prints last may be its own count.
+func command(name string, args ...string) func() (counts, error) {
+	return func() (counts, error) {
+		var out bytes.Buffer
+		cmd := exec.Command(name, args...)
+		cmd.Stdout = io.MultiWriter(os.Stdout, &out)
+		cmd.Stderr = os.Stderr
+		err := cmd.Run()
+		if err != nil {
+			err = fmt.Errorf("%s: %w, see above", strings.Join(append([]string{name}, args...), " "), err)
+		}
+		last := strings.TrimSpace(out.String())
+		last = last[strings.LastIndexByte(last, '\n')+1:]
+		if m := totals.FindStringSubmatch(last); m != nil {
+			n := func(s string) int { i, _ := strconv.Atoi(s); return i }
+			return counts{n(m[1]), n(m[2]), n(m[3])}, err
+		}
+		return one(err)
+	}
+}
+
+// one counts a step that is one test.
+func one(err error) (counts, error) {
+	if err != nil {
+		return counts{failed: 1}, err
+	}
+	return counts{passed: 1}, nil
+}
+
+// sequence runs steps up to the first that fails.
+func sequence(steps ...func() (counts, error)) func() (counts, error) {
+	return func() (counts, error) {
+		var sum counts
+		for _, step := range steps {
+			c, err := step()
+			sum.passed += c.passed
+			sum.failed += c.failed
+			sum.skipped += c.skipped
+			if err != nil {
+				return sum, err
+			}
+		}
+		return sum, nil
+	}
+}
+
+// inModules runs a command in each of the checkout's Go modules.
+func inModules(name string, args ...string) func() (counts, error) {
+	return func() (counts, error) {
+		var c counts
+		var failed []string
+		for _, dir := range []string{".", "hack", "test"} {
+			prog := name
+			if strings.Contains(name, "/") {
+				prog, _ = filepath.Abs(name)
+			}
+			cmd := exec.Command(prog, args...)
+			cmd.Dir = dir
+			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+			if err := cmd.Run(); err != nil {
+				failed = append(failed, fmt.Sprintf("%s (%v)", dir, err))
+				c.failed++
+				continue
+			}
+			c.passed++
+		}
+		if failed != nil {
+			return c, fmt.Errorf("%s failed in %s, see above", filepath.Base(name), strings.Join(failed, ", "))
+		}
+		return c, nil
+	}
+}
+
+// format finds Go files that gofmt would change.
+func format() (counts, error) {
+	goroot, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return one(fmt.Errorf("go env GOROOT: %w", err))
+	}
+	gofmt := filepath.Join(strings.TrimSpace(string(goroot)), "bin", "gofmt")
+	out, err := exec.Command(gofmt, "-l", "cnireload", "status", "hack", "test").CombinedOutput()
+	if err == nil && len(out) > 0 {
+		err = fmt.Errorf("gofmt would change %s", strings.Join(strings.Fields(string(out)), ", "))
+	} else if err != nil {
+		err = fmt.Errorf("gofmt: %w: %s", err, out)
+	}
+	return one(err)
+}
+
+// platforms compiles the library for the systems that it does not run on but must build for.
+func platforms() (counts, error) {
+	var c counts
+	for _, target := range []string{"windows/amd64", "freebsd/amd64", "darwin/arm64", "linux/arm64"} {
+		goos, goarch, _ := strings.Cut(target, "/")
+		cmd := exec.Command("go", "vet", "./...")
+		cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0")
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		if err := cmd.Run(); err != nil {
+			c.failed++
+			return c, fmt.Errorf("go vet for %s: %w, see above", target, err)
+		}
+		c.passed++
+	}
+	return c, nil
+}
+
+// shellcheck reads every script.
+func shellcheck() (counts, error) {
+	scripts, _ := filepath.Glob("hack/*.sh")
+	return command("shellcheck", append(scripts, ".ci/run")...)()
+}
+
+// goTest runs the tests of the module in dir. With each, it prints every test that ends.
+func goTest(dir string, each bool, args ...string) func() (counts, error) {
+	return func() (counts, error) {
+		cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+		cmd.Dir = dir
+		run, err := gotest.Do(cmd, func(r gotest.Result, pkg, test string, took time.Duration) {
+			if (test == "" && r != gotest.Skip) || (each && test != "" && strings.Count(test, "/") < 2) {
+				fmt.Printf("    %s %s %s %s\n", r, pkg, test, took.Round(10*time.Millisecond))
+			}
+		})
+		if err != nil {
+			return counts{}, err
+		}
+		failed := run.Failed()
+		for _, key := range failed {
+			fmt.Printf("FAIL %s\n%s", key, run.Output[key])
+		}
+		c := counts{run.Count(gotest.Pass), run.Count(gotest.Fail), run.Count(gotest.Skip)}
+		if len(failed) > 0 {
+			return c, fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+		}
+		return c, nil
+	}
+}

@@ -1,0 +1,85 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestRunAllGoesOnAndSkipsWhatNeedsAFailedStage(t *testing.T) {
+	ran := ""
+	mk := func(name string, c counts, err error, needs ...string) stage {
+		return stage{name: name, needs: needs, run: func() (counts, error) { ran += name + " "; return c, err }}
+	}
+	var w strings.Builder
+	ok := runAll([]stage{
+		mk("a", counts{passed: 3, skipped: 1}, nil),
+		mk("b", counts{}, errors.New("no\nmore")),
+		mk("c", counts{passed: 1}, nil, "b"),
+		mk("d", counts{passed: 1}, nil, "c"),
+		mk("e", counts{passed: 2}, nil, "a"),
+	}, &w)
+	if ok {
+		t.Error("a run with a failed stage is called good")
+	}
+	if ran != "a b e " {
+		t.Errorf("ran %q", ran)
+	}
+	out := w.String()
+	if !strings.HasSuffix(out, "\n5 passed, 1 failed, 3 skipped\n") {
+		t.Errorf("ends with %q", out[max(0, len(out)-80):])
+	}
+	if !strings.Contains(out, "not run: b failed") {
+		t.Errorf("table %q does not say why c did not run", out)
+	}
+}
+
+func TestRunAllGood(t *testing.T) {
+	var w strings.Builder
+	if !runAll([]stage{{name: "a", run: func() (counts, error) { return counts{passed: 1}, nil }}}, &w) {
+		t.Error("a good run is called failed")
+	}
+}
+
+func TestChoose(t *testing.T) {
+	all := stages([]string{"v2.3", "v2.4"})
+	list, err := choose(all, "unit,verify")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range list {
+		names = append(names, s.name)
+	}
+	if got := strings.Join(names, ","); got != "unit,verify v2.3,verify v2.4" {
+		t.Errorf("chose %s", got)
+	}
+	if _, err := choose(all, "nonsense"); err == nil {
+		t.Error("an unknown stage was accepted")
+	}
+}
+
+func TestStagesNeedStagesThatExist(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range stages([]string{"v2.3", "v2.4"}) {
+		for _, n := range s.needs {
+			if !seen[n] {
+				t.Errorf("stage %s needs %s, which is not before it", s.name, n)
+			}
+		}
+		seen[s.name] = true
+	}
+}
+
+func TestCommandReadsItsCount(t *testing.T) {
+	c, err := command("sh", "-c", "echo x; echo 4 passed, 1 failed, 2 skipped; exit 1")()
+	if err == nil || c != (counts{4, 1, 2}) {
+		t.Errorf("got %+v, %v", c, err)
+	}
+	if c, err = command("true")(); err != nil || c != (counts{passed: 1}) {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}

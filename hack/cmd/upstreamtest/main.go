@@ -1,0 +1,186 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Upstreamtest runs upstream's own tests on the stock and on the patched tree and compares the
+// results test by test: the patched tree must pass, skip and fail exactly what stock does.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cnireload/cnireload/hack/internal/gotest"
+)
+
+// packages are those that the patches touch or lean on.
+var packages = []string{"./internal/cri/...", "./plugins/cri/...", "./core/metadata/..."}
+
+func main() {
+	stock := flag.String("stock", "", "the stock tree")
+	patched := flag.String("patched", "", "the patched tree")
+	known := flag.String("known", "", "file that lists the differences that are meant")
+	run := flag.String("run", "", "run only these tests, as in go test -run")
+	flag.Parse()
+	if err := compareTrees(*stock, *patched, *known, *run); err != nil {
+		fmt.Fprintln(os.Stderr, "upstreamtest:", err)
+		os.Exit(1)
+	}
+}
+
+func compareTrees(stockDir, patchedDir, knownFile, only string) error {
+	text, err := os.ReadFile(knownFile)
+	if err != nil {
+		return fmt.Errorf("read the list of known differences: %w", err)
+	}
+	known, err := parseKnown(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", knownFile, err)
+	}
+	stock, err := runTests("stock", stockDir, only)
+	if err != nil {
+		return err
+	}
+	patched, err := runTests("patched", patchedDir, only)
+	if err != nil {
+		return err
+	}
+	faults := compare(stock, patched, known, only == "")
+	for _, f := range faults {
+		fmt.Println(f)
+	}
+	fmt.Printf("stock: %d passed, %d failed, %d skipped\n", stock.Count(gotest.Pass), stock.Count(gotest.Fail), stock.Count(gotest.Skip))
+	fmt.Printf("patched: %d passed, %d failed, %d skipped\n", patched.Count(gotest.Pass), patched.Count(gotest.Fail), patched.Count(gotest.Skip))
+	// The last line is what hack/cmd/ci reads.
+	fmt.Printf("%d passed, %d failed, %d skipped\n", patched.Count(gotest.Pass), len(faults), patched.Count(gotest.Skip))
+	if len(faults) > 0 {
+		return fmt.Errorf("%d results are neither the same on both trees nor listed in %s", len(faults), filepath.Base(knownFile))
+	}
+	return nil
+}
+
+// runTests runs the packages' tests. What fails runs once more by itself: some of upstream's
+// tests depend on the machine's speed.
+func runTests(label, dir, only string) (*gotest.Run, error) {
+	do := func(args ...string) (*gotest.Run, error) {
+		// The flags are those of hack/build.sh, so that what is compiled there is used here.
+		cmd := exec.Command("go", append([]string{"test", "-json", "-mod=mod", "-trimpath", "-timeout=10m",
+			"-tags=urfave_cli_no_docs,static_build,netgo,osusergo"}, args...)...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		run, err := gotest.Do(cmd, func(r gotest.Result, pkg, test string, took time.Duration) {
+			if test == "" && r != gotest.Skip {
+				fmt.Printf("    %s: %s %s %s\n", label, r, pkg, took.Round(100*time.Millisecond))
+			}
+		})
+		if err != nil {
+			return nil, fmt.Errorf("%s tree: %w", label, err)
+		}
+		return run, nil
+	}
+	args := packages
+	if only != "" {
+		args = append([]string{"-run=" + only}, packages...)
+	}
+	run, err := do(args...)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range run.Failed() {
+		pkg, test, _ := strings.Cut(key, " ")
+		if test == "" || strings.Contains(test, "/") {
+			continue
+		}
+		again, err := do("-count=1", "-run=^"+test+"$", pkg)
+		if err != nil {
+			return nil, err
+		}
+		if again.Tests[key] == gotest.Pass {
+			fmt.Printf("    %s: %s passed when run again by itself\n", label, key)
+		}
+		for k, result := range again.Tests {
+			run.Tests[k] = result
+		}
+	}
+	return run, nil
+}
+
+// known is what hack/upstream-tests.txt lists: tests that fail on stock too, tests that the
+// patches remove with the code they test.
+type known struct{ fail, gone map[string]bool }
+
+func parseKnown(text string) (known, error) {
+	k := known{map[string]bool{}, map[string]bool{}}
+	for l := range strings.Lines(text) {
+		l, _, _ = strings.Cut(l, "#")
+		f := strings.Fields(l)
+		if len(f) == 0 {
+			continue
+		}
+		if len(f) != 3 || f[0] != "fail" && f[0] != "gone" {
+			return k, fmt.Errorf(`%q is not "fail PACKAGE TEST" or "gone PACKAGE TEST"`, strings.TrimSpace(l))
+		}
+		set := k.fail
+		if f[0] == "gone" {
+			set = k.gone
+		}
+		set[f[1]+" "+f[2]] = true
+	}
+	return k, nil
+}
+
+// listed tells whether the set holds the test or the one that it is a subtest of.
+func listed(set map[string]bool, key string) bool {
+	for key != "" {
+		if set[key] {
+			return true
+		}
+		i := strings.LastIndexByte(key, '/')
+		if i < strings.IndexByte(key, ' ') {
+			return false
+		}
+		key = key[:i]
+	}
+	return false
+}
+
+// compare returns a line for each result that is not as it must be.
+func compare(stock, patched *gotest.Run, k known, all bool) []string {
+	var faults []string
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Sprintf(format, args...)) }
+	for key, s := range stock.Tests {
+		p, ok := patched.Tests[key]
+		switch {
+		case s == gotest.Fail && !listed(k.fail, key):
+			fault("%s fails on stock and is not listed:\n%s", key, stock.Output[key])
+		case !ok && !listed(k.gone, key):
+			fault("%s does not run on the patched tree", key)
+		case ok && p != s && (s != gotest.Fail || p == gotest.Skip):
+			fault("%s: %s on stock, %s on the patched tree:\n%s", key, s, p, patched.Output[key])
+		case ok && listed(k.gone, key):
+			fault("%s is listed as gone and runs on the patched tree", key)
+		}
+	}
+	for key, p := range patched.Tests {
+		if _, ok := stock.Tests[key]; !ok && p == gotest.Fail {
+			fault("%s, which stock has not, fails on the patched tree:\n%s", key, patched.Output[key])
+		}
+	}
+	if all {
+		for key := range k.fail {
+			if s, ok := stock.Tests[key]; !ok {
+				fault("%s is listed and does not exist on stock", key)
+			} else if s == gotest.Pass {
+				// Not a fault: such a test may depend on the machine.
+				fmt.Printf("    %s is listed as failing on stock and passed here\n", key)
+			}
+		}
+	}
+	slices.Sort(faults)
+	return faults
+}

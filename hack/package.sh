@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Copyright The cnireload Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# hack/package.sh LINE: a tarball (with its .sha256sum) and a deb of the patched line in _output/dist.
+# The same commit makes the same bytes.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+use_line "${1-}"
+need xz
+dist=$out/dist
+GOARCH=$(go env GOARCH)
+export GOARCH
+"$root/hack/build.sh" "$line" >/dev/null
+(unset GOARCH && "$root/hack/tools.sh" dev >/dev/null)
+if [ -d "$tree" ] && edited "$tree"; then
+	die "_output/src/$line holds edits that patches/$line does not: run hack/refresh.sh $line first"
+fi
+lock "dist-$line"
+scratch
+
+# Dates come from the newest patch, never from the clock.
+newest=$(for p in $(series); do sed -n 's/^Last-Update: //p' "$patches/$p"; done | sort | tail -n 1)
+SOURCE_DATE_EPOCH=$(date -u -d "${newest:-2026-10-13}" +%s)
+export SOURCE_DATE_EPOCH
+PKG_VERSION=${version#v}+cnireload.$release PKG_ARCH=$GOARCH STAGE=$tmp/stage
+export PKG_VERSION PKG_ARCH STAGE
+
+mkdir -p "$STAGE/bin" "$STAGE/doc/patches" "$tmp/dist"
+cp "$out/$line/linux-$GOARCH/bin"/{containerd,containerd-shim-runc-v2,ctr} "$STAGE/bin/"
+cp "$root"/hack/package/{containerd.service,postinst.sh,prerm.sh,postrm.sh} "$STAGE/"
+cp "$tree/LICENSE" "$STAGE/doc/LICENSE"
+cat "$root/NOTICE" <(printf -- '\n--- NOTICE of containerd ---\n\n') "$tree/NOTICE" >"$STAGE/doc/NOTICE"
+cp "$patches"/{BASE,series} "$STAGE/doc/patches/"
+for p in $(series); do cp "$patches/$p" "$STAGE/doc/patches/"; done
+cat >"$STAGE/doc/copyright" <<-END
+	Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+	Upstream-Name: containerd
+	Source: https://github.com/containerd/containerd
+	Comment: Built from the Go module $module $version with the patches in
+	 /usr/share/doc/containerd/patches and the Go module github.com/cnireload/cnireload.
+
+	Files: *
+	Copyright: The containerd Authors, The cnireload Authors
+	License: Apache-2.0
+	 The full text is in /usr/share/doc/containerd/LICENSE, and on Debian in
+	 /usr/share/common-licenses/Apache-2.0.
+END
+printf 'containerd (%s-1) unstable; urgency=medium\n\n  * %s with the patches in /usr/share/doc/containerd/patches.\n\n -- The cnireload Authors <cnireload@users.noreply.github.com>  %s\n' \
+	"$PKG_VERSION" "$version" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$STAGE/doc/changelog.gz"
+find "$STAGE" -type d -exec chmod 0755 {} +
+find "$STAGE" -type f -exec chmod 0644 {} +
+chmod 0755 "$STAGE"/bin/* "$STAGE"/*.sh
+find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+
+tarball=containerd-$PKG_VERSION-linux-$GOARCH.tar.gz
+tar -C "$STAGE" --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - bin |
+	gzip -9n >"$tmp/dist/$tarball"
+(cd "$tmp/dist" && sha256sum "$tarball" >"$tarball.sha256sum")
+"$out/tools/bin/nfpm" package --config "$root/hack/package/nfpm.yaml" --packager deb --target "$tmp/dist/" >"$tmp/nfpm.log" 2>&1 ||
+	die "nfpm: $(tail -n 1 "$tmp/nfpm.log")"
+
+mkdir -p "$dist"
+mv -f "$tmp/dist"/* "$dist/"
+ls -1 "$dist"/*"$PKG_VERSION"*"$GOARCH"*

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Copyright The cnireload Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# hack/test.sh run|e2e|cases|bench LINE: builds what is needed, then hands over to test/.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+what=${1-}
+use_line "${2-}"
+[ "$(id -u)" = 0 ] || die "needs root for mounts and network namespaces: run it with sudo"
+[ "$(uname -s)" = Linux ] || die "needs Linux, this is $(uname -s)"
+"$root/hack/deps.sh"
+"$root/hack/build.sh" "$line" >/dev/null
+[ "$what" = run ] || "$root/hack/build.sh" --stock "$line" >/dev/null
+if [ "$what" = run ]; then groups=(node); else groups=(node test); fi
+"$root/hack/tools.sh" "${groups[@]}" >/dev/null
+cd "$root/test"
+case $what in
+run)
+	# Built first and then run: an interrupt must reach the walkthrough itself, not "go run".
+	go build -o "$out/hack/walkthrough" ./cmd/walkthrough
+	exec "$out/hack/walkthrough"
+	;;
+e2e) exec go test -count=1 -v -timeout=60m ./e2e/... -run "${CASE:+^Test${CASE}(\$|[^0-9])}" ;;
+cases)
+	go build -o "$out/hack/cases" ./cmd/cases
+	exec "$out/hack/cases"
+	;;
+bench)
+	go build -o "$out/hack/bench" ./bench
+	exec "$out/hack/bench"
+	;;
+*) die "\"$what\" is none of run, e2e, cases, bench" ;;
+esac
