@@ -28,7 +28,7 @@ import (
 
 func main() {
 	keep := flag.Bool("keep", os.Getenv("KEEP") == "1", "leave the daemon running at the end")
-	stop := flag.Bool("stop", false, "stop a daemon that was left running, and clean up")
+	stop := flag.Bool("stop", os.Getenv("STOP") == "1", "stop a daemon that was left running, and clean up")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
