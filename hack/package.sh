@@ -7,7 +7,6 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_line "${1-}"
-need xz
 dist=$out/dist
 GOARCH=$(go env GOARCH)
 export GOARCH
@@ -23,17 +22,18 @@ scratch
 newest=$(for p in $(series); do sed -n 's/^Last-Update: //p' "$patches/$p"; done | sort | tail -n 1)
 SOURCE_DATE_EPOCH=$(date -u -d "${newest:-2026-10-13}" +%s)
 export SOURCE_DATE_EPOCH
-PKG_VERSION=${version#v}+cnireload.$release PKG_ARCH=$GOARCH STAGE=$tmp/stage
-export PKG_VERSION PKG_ARCH STAGE
+PKG_VERSION=${version#v}+cnireload.$release PKG_ARCH=$GOARCH
+export PKG_VERSION PKG_ARCH
+stage=$tmp/stage
 
-mkdir -p "$STAGE/bin" "$STAGE/doc/patches" "$tmp/dist"
-cp "$out/$line/linux-$GOARCH/bin"/{containerd,containerd-shim-runc-v2,ctr} "$STAGE/bin/"
-cp "$root"/hack/package/{containerd.service,postinst.sh,prerm.sh,postrm.sh} "$STAGE/"
-cp "$tree/LICENSE" "$STAGE/doc/LICENSE"
-cat "$root/NOTICE" <(printf -- '\n--- NOTICE of containerd ---\n\n') "$tree/NOTICE" >"$STAGE/doc/NOTICE"
-cp "$patches"/{BASE,series} "$STAGE/doc/patches/"
-for p in $(series); do cp "$patches/$p" "$STAGE/doc/patches/"; done
-cat >"$STAGE/doc/copyright" <<-END
+mkdir -p "$stage/bin" "$stage/doc/patches" "$tmp/dist"
+cp "$out/$line/linux-$GOARCH/bin"/{containerd,containerd-shim-runc-v2,ctr} "$stage/bin/"
+cp "$root"/hack/package/{containerd.service,postinst.sh,prerm.sh,postrm.sh} "$stage/"
+cp "$tree/LICENSE" "$stage/doc/LICENSE"
+cat "$root/NOTICE" <(printf -- '\n--- NOTICE of containerd ---\n\n') "$tree/NOTICE" >"$stage/doc/NOTICE"
+cp "$patches"/{BASE,series} "$stage/doc/patches/"
+for p in $(series); do cp "$patches/$p" "$stage/doc/patches/"; done
+cat >"$stage/doc/copyright" <<-END
 	Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 	Upstream-Name: containerd
 	Source: https://github.com/containerd/containerd
@@ -46,18 +46,18 @@ cat >"$STAGE/doc/copyright" <<-END
 	 The full text is in /usr/share/doc/containerd/LICENSE, and on Debian in
 	 /usr/share/common-licenses/Apache-2.0.
 END
-printf 'containerd (%s-1) unstable; urgency=medium\n\n  * %s with the patches in /usr/share/doc/containerd/patches.\n\n -- The cnireload Authors <cnireload@users.noreply.github.com>  %s\n' \
-	"$PKG_VERSION" "$version" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$STAGE/doc/changelog.gz"
-find "$STAGE" -type d -exec chmod 0755 {} +
-find "$STAGE" -type f -exec chmod 0644 {} +
-chmod 0755 "$STAGE"/bin/* "$STAGE"/*.sh
-find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+printf 'containerd (%s-1) unstable; urgency=medium\n\n  * %s with the patches in /usr/share/doc/containerd/patches.\n\n -- The cnireload Authors <maintainers@cnireload.invalid>  %s\n' \
+	"$PKG_VERSION" "$version" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/doc/changelog.gz"
+find "$stage" -type d -exec chmod 0755 {} +
+find "$stage" -type f -exec chmod 0644 {} +
+chmod 0755 "$stage"/bin/* "$stage"/*.sh
+find "$stage" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 
 tarball=containerd-$PKG_VERSION-linux-$GOARCH.tar.gz
-tar -C "$STAGE" --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - bin |
+tar -C "$stage" --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - bin |
 	gzip -9n >"$tmp/dist/$tarball"
 (cd "$tmp/dist" && sha256sum "$tarball" >"$tarball.sha256sum")
-"$out/tools/bin/nfpm" package --config "$root/hack/package/nfpm.yaml" --packager deb --target "$tmp/dist/" >"$tmp/nfpm.log" 2>&1 ||
+(cd "$stage" && "$out/tools/bin/nfpm" package --config "$root/hack/package/nfpm.yaml" --packager deb --target "$tmp/dist/" ) >"$tmp/nfpm.log" 2>&1 ||
 	die "nfpm: $(tail -n 1 "$tmp/nfpm.log")"
 
 mkdir -p "$dist"
