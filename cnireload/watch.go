@@ -73,54 +73,65 @@ func (w *watcher) arm(wishes []wish) (added bool, err error) {
 	if err := w.ensure(); err != nil {
 		return false, err
 	}
-	filter := make(map[string][]string)
-	wanted := make(map[string]os.FileInfo)
-	for _, wi := range wishes {
-		dir, name := existing(wi)
-		info, err := os.Stat(dir)
-		if err != nil {
-			continue // gone since; its parent is looked at next time
-		}
-		wanted[dir] = info
-		filter[dir] = append(filter[dir], name)
+	wanted := gather(wishes)
+	filter := make(map[string][]string, len(wanted))
+	for _, d := range wanted {
+		filter[d.path] = d.names
 	}
 	// The filter is in place before a new watch can bring an event.
 	w.filter.Store(&filter)
 	listed := w.backend.WatchList()
-	for dir, info := range w.armed {
-		now, ok := wanted[dir]
-		if ok && os.SameFile(now, info) && slices.Contains(listed, dir) {
+	for path, info := range w.armed {
+		if slices.ContainsFunc(wanted, func(d directory) bool { return d.path == path && os.SameFile(d.info, info) }) &&
+			slices.Contains(listed, path) {
 			continue
 		}
 		// Not wanted, replaced by another directory of that name, or dropped
 		// by the kernel. Removing what is not there is harmless.
-		_ = w.backend.Remove(dir)
-		delete(w.armed, dir)
+		_ = w.backend.Remove(path)
+		delete(w.armed, path)
 	}
 	var failures []error
-	for dir, info := range wanted {
-		if w.armed[dir] != nil || w.covered(info) {
+	for _, d := range wanted {
+		if w.armed[d.path] != nil {
 			continue
 		}
-		if err := w.backend.Add(dir); err != nil {
-			failures = append(failures, fmt.Errorf("cannot watch %s: %w", dir, err))
+		if err := w.backend.Add(d.path); err != nil {
+			failures = append(failures, fmt.Errorf("cannot watch %s: %w", d.path, err))
 			continue
 		}
-		w.armed[dir] = info
+		w.armed[d.path] = d.info
 		added = true
 	}
 	return added, errors.Join(failures...)
 }
 
-// covered tells whether the directory is watched under another of its names:
-// the kernel has one watch for both.
-func (w *watcher) covered(info os.FileInfo) bool {
-	for _, a := range w.armed {
-		if os.SameFile(a, info) {
-			return true
+// directory is a directory to watch, and the names in it that matter; an empty
+// one stands for all.
+type directory struct {
+	path  string
+	info  os.FileInfo
+	names []string
+}
+
+// gather finds the directories that the wishes come down to. One that goes by
+// several names appears once, because the kernel has one watch for it.
+func gather(wishes []wish) []directory {
+	var dirs []directory
+	for _, wi := range wishes {
+		path, name := existing(wi)
+		info, err := os.Stat(path)
+		if err != nil {
+			continue // gone since; its parent is looked at next time
 		}
+		i := slices.IndexFunc(dirs, func(d directory) bool { return os.SameFile(d.info, info) })
+		if i < 0 {
+			dirs = append(dirs, directory{path: path, info: info})
+			i = len(dirs) - 1
+		}
+		dirs[i].names = append(dirs[i].names, name)
 	}
-	return false
+	return dirs
 }
 
 // ensure has a working backend in place, a new one if the last has ended.

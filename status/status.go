@@ -20,6 +20,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/containerd/v2/pkg/timeout"
+	"github.com/containerd/containerd/v2/version"
 
 	"github.com/cnireload/cnireload/cnireload"
 )
@@ -47,7 +48,7 @@ type View struct {
 // look is one network at that moment.
 type look struct {
 	err      error // nil when ready
-	config   *cnireload.ConfigResult
+	config   func() *cnireload.ConfigResult
 	snapshot *cnireload.Snapshot // nil for an implementation other than *cnireload.Network
 }
 
@@ -58,9 +59,9 @@ func Of[N cnireload.CNI](networks map[string]N, defaultName string) View {
 	for name, n := range networks {
 		if network, ok := any(n).(*cnireload.Network); ok {
 			s := network.Snapshot()
-			v.networks[name] = look{err: s.Err(), config: s.Config(), snapshot: s}
+			v.networks[name] = look{err: s.Err(), config: s.Config, snapshot: s}
 		} else {
-			v.networks[name] = look{err: n.Status(), config: n.GetConfig()}
+			v.networks[name] = look{err: n.Status(), config: n.GetConfig}
 		}
 	}
 	return v
@@ -93,7 +94,7 @@ func (v View) Info() (map[string]string, error) {
 		if isDefault {
 			key = "cniReload"
 			info["lastCNILoadStatus"] = load
-			b, err := json.Marshal(l.config)
+			b, err := json.Marshal(l.config())
 			if err != nil {
 				return nil, fmt.Errorf("cannot show the cni config of %s: %w", name, err)
 			}
@@ -283,19 +284,17 @@ func timeouts() map[string]string {
 	return m
 }
 
-// Version is the version of this module in the running program.
+// Version is the version of this module in the running program or, where it was
+// built in without one, that of the containerd it was built into.
 var Version = sync.OnceValue(func() string {
-	const path = "github.com/cnireload/cnireload"
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, m := range append(info.Deps, &info.Main) {
-		if m.Path == path {
-			return m.Version
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == "github.com/cnireload/cnireload" && m.Replace == nil {
+				return m.Version
+			}
 		}
 	}
-	return "unknown"
+	return version.Version
 })
 
 // printable makes one line of bounded length, without control characters, of
