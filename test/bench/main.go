@@ -164,11 +164,11 @@ func waitReady(ctx context.Context, d *harness.Daemon, ready bool) (time.Duratio
 
 // renames measures from the rename of a good list to NetworkReady true.
 func renames(ctx context.Context, o options) (err error) {
-	cidr, err := harness.FreeCIDR()
+	hostNet, err := harness.NewHostNet()
 	if err != nil {
 		return err
 	}
-	list := []byte(ptp(cidr))
+	list := []byte(ptp(hostNet.CIDR))
 	p, end, err := both(ctx, harness.Options{NoImage: true}, func(_ int, d *harness.Daemon) error {
 		return realPlugins(d, "loopback", "ptp", "host-local")
 	})
@@ -225,26 +225,17 @@ func renames(ctx context.Context, o options) (err error) {
 
 // sandboxes measures pods run and removed one after the other.
 func sandboxes(ctx context.Context, o options) (err error) {
-	var cidrs [2]netip.Prefix
-	first, err := harness.FreeCIDR()
+	hostNet, err := harness.NewHostNet()
 	if err != nil {
 		return err
 	}
 	// Two halves of one free range, so that the sides do not meet.
-	cidrs[0] = netip.PrefixFrom(first.Addr(), 25)
-	a := first.Addr().As4()
-	a[3] = 128
-	cidrs[1] = netip.PrefixFrom(netip.AddrFrom4(a), 25)
+	var cidrs [2]netip.Prefix
+	cidrs[0] = netip.PrefixFrom(hostNet.CIDR.Addr(), 25)
+	second := hostNet.CIDR.Addr().As4()
+	second[3] = 128
+	cidrs[1] = netip.PrefixFrom(netip.AddrFrom4(second), 25)
 
-	record, err := os.MkdirTemp("", "bench-hostnet-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(record)
-	hostNet := filepath.Join(record, "hostnet.json")
-	if err := harness.RecordHostNet(hostNet); err != nil {
-		return err
-	}
 	p, end, err := both(ctx, harness.Options{}, func(i int, d *harness.Daemon) error {
 		if err := os.WriteFile(filepath.Join(d.ConfDir, "10-bench.conflist"), []byte(ptp(cidrs[i])), 0o644); err != nil {
 			return err
@@ -254,7 +245,7 @@ func sandboxes(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, end(), harness.RestoreHostNet(hostNet)) }()
+	defer func() { err = errors.Join(err, end(), hostNet.Restore()) }()
 
 	for _, d := range p {
 		if _, err := waitReady(ctx, d, true); err != nil {

@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -11,56 +12,79 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 )
 
 const forwardPath = "/proc/sys/net/ipv4/ip_forward"
 
-// HostNet is what real network plugins change on the machine: the ptp plugin
+// HostNet is how the machine was before real network plugins changed it: ptp
 // makes interfaces and switches forwarding on.
 type HostNet struct {
-	Forward    string   `json:"forward"`
-	Interfaces []string `json:"interfaces"`
+	Forward    string       `json:"forward"`
+	Interfaces []string     `json:"interfaces"`
+	CIDR       netip.Prefix `json:"cidr"`
 }
 
-// RecordHostNet notes how the machine is now in a file, so that a later run
-// can undo what a killed one has left.
-func RecordHostNet(path string) error {
+// NewHostNet notes how the machine is and picks a pod CIDR for the plugins.
+func NewHostNet() (*HostNet, error) {
 	names, err := interfaceNames()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	forward, err := os.ReadFile(forwardPath)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	b, err := json.Marshal(HostNet{strings.TrimSpace(string(forward)), names})
+	cidr, err := freeCIDR()
+	return &HostNet{strings.TrimSpace(string(forward)), names, cidr}, err
+}
+
+// Save writes the note, so that a later run can undo what a killed one left.
+func (h *HostNet) Save(path string) error {
+	b, err := json.Marshal(h)
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(path, b, 0o644)
 }
 
-// RestoreHostNet switches forwarding off again if it was off, unless somebody
-// else has made interfaces since and may count on it.
-func RestoreHostNet(path string) error {
+// LoadHostNet reads a note; without one there is nothing to restore.
+func LoadHostNet(path string) (*HostNet, error) {
 	b, err := os.ReadFile(path)
 	if os.IsNotExist(err) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var was HostNet
-	if err := json.Unmarshal(b, &was); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+	var h HostNet
+	if err := json.Unmarshal(b, &h); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &h, nil
+}
+
+// Restore is called when the pods are gone. It waits for their interfaces to
+// go, which the kernel does a moment after their network namespaces, and
+// switches forwarding off again if it was off, unless somebody else has made
+// interfaces since and may count on it.
+func (h *HostNet) Restore() error {
+	if h == nil {
+		return nil
+	}
+	err := Poll(context.Background(), 10*time.Second, func() error {
+		left, err := InterfacesIn(h.CIDR)
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("left behind: interfaces %s", strings.Join(left, ", "))
+		}
+		return err
+	})
+	if err != nil || h.Forward != "0" {
+		return err
 	}
 	now, err := interfaceNames()
-	if err != nil {
+	if err != nil || slices.ContainsFunc(now, func(name string) bool { return !slices.Contains(h.Interfaces, name) }) {
 		return err
-	}
-	others := slices.ContainsFunc(now, func(name string) bool { return !slices.Contains(was.Interfaces, name) })
-	if was.Forward != "0" || others {
-		return nil
 	}
 	return os.WriteFile(forwardPath, []byte("0\n"), 0o644)
 }
@@ -95,8 +119,8 @@ func InterfacesIn(cidr netip.Prefix) ([]string, error) {
 	return found, nil
 }
 
-// FreeCIDR picks a pod CIDR that no interface of the machine uses.
-func FreeCIDR() (netip.Prefix, error) {
+// freeCIDR picks a pod CIDR that no interface of the machine uses.
+func freeCIDR() (netip.Prefix, error) {
 	for third := 77; third < 110; third++ {
 		cidr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 88, byte(third), 0}), 24)
 		used, err := InterfacesIn(cidr)

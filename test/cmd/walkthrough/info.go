@@ -68,8 +68,15 @@ func (w *walk) show(ctx context.Context, ready bool, cause string) error {
 	line("NetworkReady", condition)
 	line("lastCNILoadStatus", i.LastCNILoadStatus)
 	r := i.CNIReload
-	line("cniReload", fmt.Sprintf("ready=%t generation=%d watch=%s", r.Ready, r.Generation, strings.TrimSpace(r.Watch.State+" "+r.Watch.Cause)))
-	line("  message", r.Message)
+	watch := r.Watch.State
+	if r.Watch.Cause != "" {
+		watch += " (" + r.Watch.Cause + ")"
+	}
+	line("cniReload", fmt.Sprintf("ready=%t generation=%d", r.Ready, r.Generation))
+	if !strings.Contains(condition, r.Message) {
+		line("  message", r.Message)
+	}
+	line("  watch", watch)
 	for _, n := range r.Networks {
 		var plugins []string
 		for _, p := range n.Plugins {

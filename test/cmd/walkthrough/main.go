@@ -138,19 +138,12 @@ func (w *walk) clean() error {
 		defer cancel()
 		_, _ = w.run(ctx, "rmp", "--all", "--force")
 	}
-	var errs []error
+	hostNet, err := harness.LoadHostNet(w.hostNetPath())
+	errs := []error{err}
 	if w.d != nil {
 		errs = append(errs, w.d.Stop())
 	}
-	errs = append(errs, harness.RestoreHostNet(w.hostNetPath()))
-	errs = append(errs, harness.Clean(w.base))
-	if w.cidr.IsValid() {
-		left, err := harness.InterfacesIn(w.cidr)
-		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("left behind: interfaces %s", strings.Join(left, ", "))
-		}
-		errs = append(errs, err)
-	}
+	errs = append(errs, harness.Clean(w.base), hostNet.Restore())
 	return errors.Join(errs...)
 }
 
@@ -181,10 +174,11 @@ const template = `{
 `
 
 func (w *walk) walk(ctx context.Context) error {
-	var err error
-	if w.cidr, err = harness.FreeCIDR(); err != nil {
+	hostNet, err := harness.NewHostNet()
+	if err != nil {
 		return err
 	}
+	w.cidr = hostNet.CIDR
 	if w.d, err = harness.New(harness.Options{
 		Side:     harness.Patched,
 		Base:     w.base,
@@ -194,13 +188,13 @@ func (w *walk) walk(ctx context.Context) error {
 		return err
 	}
 	d := w.d
-	crictlConf := fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 30s\n", d.Socket())
+	crictlConf := fmt.Sprintf("runtime-endpoint: unix://%s\nimage-endpoint: unix://%[1]s\ntimeout: 30\n", d.Socket())
 	for path, content := range map[string]string{w.crictlConfPath(): crictlConf, d.Template: template} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
-	if err := harness.RecordHostNet(w.hostNetPath()); err != nil {
+	if err := hostNet.Save(w.hostNetPath()); err != nil {
 		return err
 	}
 	for _, name := range []string{"host-local", "loopback"} {
@@ -269,7 +263,7 @@ func (w *walk) walk(ctx context.Context) error {
 
 	w.title("the conf dir is removed (stock containerd exits here)")
 	aside := d.ConfDir + ".aside"
-	if err := os.Rename(d.ConfDir, aside); err != nil {
+	if err := errors.Join(os.CopyFS(aside, os.DirFS(d.ConfDir)), os.RemoveAll(d.ConfDir)); err != nil {
 		return err
 	}
 	if err := w.show(ctx, false, "does not exist"); err != nil {
@@ -280,7 +274,7 @@ func (w *walk) walk(ctx context.Context) error {
 	}
 	say("      containerd is alive, process %d", d.PID())
 
-	w.title("the conf dir is back")
+	w.title("the conf dir is made again")
 	if err := os.Rename(aside, d.ConfDir); err != nil {
 		return err
 	}
