@@ -59,7 +59,7 @@ func newLoop(n *Network) *loop {
 		n:       n,
 		recipe:  n.config.recipe,
 		scanner: newScanner(n.config.confDir),
-		prober:  newProber(&boundedExec{}, n.cni),
+		prober:  newProber(n.exec, n.cni, n.pace),
 		watcher: newWatcher(n.notifier),
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
@@ -149,7 +149,7 @@ func (l *loop) foreign() string {
 // look compares the disk with what is in use and publishes what has changed.
 func (l *loop) look(ctx context.Context) {
 	now := time.Now()
-	l.next = now.Add(pollInterval)
+	l.next = now.Add(l.n.pace.poll)
 	if l.renderer != nil && l.renderer.changed() {
 		if err := l.renderer.render(l.renderer.record.CIDRs, ""); err != nil {
 			log.G(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
@@ -418,7 +418,7 @@ func (l *loop) allowUpgrade(key string, v *verdict, now time.Time) {
 		if h.badSince.IsZero() {
 			h.badSince = now
 		}
-		if end := h.badSince.Add(upgradeGrace); now.Before(end) {
+		if end := h.badSince.Add(l.n.pace.upgradeGrace); now.Before(end) {
 			v.PluginState, v.next = h.good, end
 		} else {
 			delete(l.known, key)

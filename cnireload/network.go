@@ -11,6 +11,7 @@ import (
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 )
 
 // Data types are go-cni's own, so that sandbox metadata written by either is
@@ -51,13 +52,32 @@ type CNI interface {
 var _ CNI = (*Network)(nil)
 
 const (
-	// pollInterval is how long a change that no event announced goes unnoticed.
-	pollInterval = 5 * time.Second
 	// startBound is how long Start waits for the first load.
 	startBound = 2 * time.Second
 	// loadBound is how long Load waits.
 	loadBound = 30 * time.Second
 )
+
+// pace is how often things are looked at again.
+type pace struct {
+	// poll is how long a change that no event announced goes unnoticed.
+	poll time.Duration
+	// upgradeGrace is how long a plugin of a list in use may be missing or
+	// broken before that counts: installers replace executables in two steps.
+	upgradeGrace time.Duration
+	// status is how often a list that implements STATUS is asked, which is as
+	// often as the kubelet makes go-cni ask.
+	status time.Duration
+	// statusRetry is the same while the answer is "not ready".
+	statusRetry time.Duration
+}
+
+var defaultPace = pace{
+	poll:         5 * time.Second,
+	upgradeGrace: 2 * time.Second,
+	status:       5 * time.Second,
+	statusRetry:  time.Second,
+}
 
 // Network is the networks of one configuration directory. Its methods can be
 // called concurrently; Status, Snapshot and GetConfig never wait.
@@ -66,7 +86,11 @@ type Network struct {
 	cni      *libcni.CNIConfig
 	convert  resultConverter
 	snapshot atomic.Pointer[Snapshot]
+
+	// What tests replace between New and Start.
+	exec     invoke.Exec // for VERSION and, through cni, everything else
 	notifier func() (notifier, error)
+	pace     pace
 
 	requests chan request
 	ctx      context.Context // ends with Close
@@ -88,12 +112,14 @@ func New(opts ...Opt) (*Network, error) {
 	}
 	n := &Network{
 		config:   c,
-		cni:      libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, &boundedExec{}),
 		convert:  convert,
+		exec:     &boundedExec{},
 		notifier: newFSNotifier,
+		pace:     defaultPace,
 		requests: make(chan request),
 		ended:    make(chan struct{}),
 	}
+	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.snapshot.Store(&Snapshot{
 		Cause:     errLoading,

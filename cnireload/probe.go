@@ -20,18 +20,8 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-const (
-	// upgradeGrace is how long a plugin of a list in use may be missing or
-	// broken before that counts: installers replace executables in two steps.
-	upgradeGrace = 2 * time.Second
-	// statusInterval is how often a list that implements STATUS is asked, which
-	// is as often as the kubelet makes go-cni ask.
-	statusInterval = 5 * time.Second
-	// statusRetry is the same while the answer is "not ready".
-	statusRetry = time.Second
-	// maxProbes bounds the VERSION and STATUS processes of one network.
-	maxProbes = 8
-)
+// maxProbes bounds the VERSION and STATUS processes of one network.
+const maxProbes = 8
 
 // pluginsOf lists the executables that a list needs: its entries, what they run
 // for address management, and what they delegate to.
@@ -129,6 +119,7 @@ type answer struct {
 type prober struct {
 	exec    invoke.Exec
 	cni     *libcni.CNIConfig
+	pace    pace
 	slots   chan struct{}
 	results chan func() // run by the owner, these store an answer
 	running sync.WaitGroup
@@ -137,10 +128,11 @@ type prober struct {
 	statuses map[string]*answer // by network key and index
 }
 
-func newProber(exec invoke.Exec, cni *libcni.CNIConfig) *prober {
+func newProber(exec invoke.Exec, cni *libcni.CNIConfig, pace pace) *prober {
 	return &prober{
 		exec:     exec,
 		cni:      cni,
+		pace:     pace,
 		slots:    make(chan struct{}, maxProbes),
 		results:  make(chan func()),
 		versions: make(map[string]*answer),
@@ -179,7 +171,7 @@ func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (ve
 		a = &answer{id: id}
 		p.versions[path] = a
 	}
-	if !a.pending && (!a.asked || a.err != nil && time.Since(a.at) >= pollInterval) {
+	if !a.pending && (!a.asked || a.err != nil && time.Since(a.at) >= p.pace.poll) {
 		p.ask(ctx, a, func(ctx context.Context) ([]string, error) {
 			info, err := invoke.GetVersionInfo(ctx, path, p.exec)
 			if err != nil {
@@ -201,9 +193,9 @@ func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, i
 		a = &answer{id: id}
 		p.statuses[key] = a
 	}
-	interval := statusInterval
+	interval := p.pace.status
 	if a.err != nil && !statusUnsupported(a.err) {
-		interval = statusRetry
+		interval = p.pace.statusRetry
 	}
 	if !a.pending && (!a.asked || time.Since(a.at) >= interval) {
 		single := &libcni.NetworkConfigList{
