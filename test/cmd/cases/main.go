@@ -7,6 +7,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -58,18 +61,18 @@ func run(ctx context.Context, only string, width int, markdown bool) error {
 	if only != "" {
 		args = append(args, "-run", "^Test"+only+"$")
 	}
-	cmd := exec.Command("go", append(args, "./e2e/...")...)
-	cmd.Dir = filepath.Join(root, "test")
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
+	goTest := exec.Command("go", append(args, "./e2e/...")...)
+	goTest.Dir = filepath.Join(root, "test")
+	goTest.Stderr = os.Stderr
+	out, err := goTest.StdoutPipe()
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := goTest.Start(); err != nil {
 		return err
 	}
 	rows, failures, rerr := collect(out)
-	err = cmd.Wait()
+	err = goTest.Wait()
 	if ctx.Err() != nil {
 		return errors.New("interrupted")
 	}
@@ -159,7 +162,19 @@ func collect(r io.Reader) (rows []*row, failures []string, err error) {
 			kept = append(kept, c)
 		}
 	}
+	slices.SortStableFunc(kept, func(a, b *row) int {
+		return cmp.Or(cmp.Compare(a.group(), b.group()), cmp.Compare(a.number(), b.number()))
+	})
 	return kept, failures, lines.Err()
+}
+
+// group orders the cases as they are documented: readiness, re-sync, locks and
+// bounds, template, information.
+func (r *row) group() int { return strings.IndexByte("RSLTI", r.name[0]) }
+
+func (r *row) number() int {
+	n, _ := strconv.Atoi(r.name[1:])
+	return n
 }
 
 var header = []string{"case", "report", "stock", "patched", "ok"}
