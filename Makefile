@@ -4,7 +4,7 @@
 # Thin: what is done is in hack/ and test/. "make help" lists the targets.
 
 LINE ?= v2.4
-export KEEP CASE
+export KEEP STOP CASE
 
 .DEFAULT_GOAL := help
 .PHONY: help build stock run test test-unit test-e2e cases bench verify refresh vendor package clean
@@ -18,14 +18,14 @@ build: ## build the patched containerd of LINE into _output/LINE
 stock: ## build its unpatched twin into _output/stock/LINE
 	@hack/build.sh --stock $(LINE)
 
-run: ## install, build and walk through real input; KEEP=1 leaves the daemon running
+run: ## install, build and walk through real input; KEEP=1 leaves the daemon running, STOP=1 ends it
 	@hack/test.sh run $(LINE)
 
 test: ## everything that CI runs, with one table at the end
 	@hack/ci.sh $(STAGES)
 
 test-unit: ## the library's and hack's own tests, in seconds
-	@hack/ci.sh unit,hack
+	@hack/ci.sh -short unit,hack
 
 test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
 	@hack/test.sh e2e $(LINE)
