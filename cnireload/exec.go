@@ -41,8 +41,9 @@ const (
 	// maxOutput is how much of a plugin's standard output is kept. A result is
 	// a few KiB; a plugin that prints more is drained, but not believed.
 	maxOutput = 1 << 20
-	// maxErrorText is how much of a plugin's own words an error carries.
-	maxErrorText = 4 << 10
+	// maxErrorText is how much of a plugin's own words an error carries, after
+	// quoting. What callers put in front must fit in 4 KiB as well.
+	maxErrorText = 4<<10 - 512
 )
 
 // boundedExec runs plugins for libcni in place of libcni's own RawExec: each
@@ -180,7 +181,10 @@ func pluginError(err error, stdout, stderr *capture) error {
 		if perr := json.Unmarshal(stdout.bytes(), &e); perr != nil {
 			e = types.Error{Msg: fmt.Sprintf("netplugin failed but error parsing its diagnostic message %q: %v", stdout.text(), perr)}
 		}
-		e.Msg, e.Details = shorten(e.Msg, maxErrorText), shorten(e.Details, maxErrorText)
+	}
+	if len(e.Msg)+len(e.Details) > maxErrorText {
+		e.Msg = shorten(e.Msg, maxErrorText*3/4)
+		e.Details = shorten(e.Details, maxErrorText-len(e.Msg))
 	}
 	return &e
 }
@@ -279,7 +283,7 @@ func (c *capture) text() string {
 // note returns what was written as a supplement to an error, or nothing.
 func (c *capture) note() string {
 	if t := strings.TrimSpace(c.text()); t != "" {
-		return fmt.Sprintf(" (it printed: %q)", t)
+		return shorten(fmt.Sprintf(" (it printed: %q)", t), maxErrorText)
 	}
 	return ""
 }

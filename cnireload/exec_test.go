@@ -1,0 +1,393 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package cnireload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/timeout"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"go.opentelemetry.io/otel/baggage"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// executable writes a shell script and returns its path.
+func (d *node) executable(name, body string) string {
+	d.t.Helper()
+	path := filepath.Join(d.bin, name)
+	d.replace(path, "#!/bin/sh\n"+body+"\n", 0o755)
+	return path
+}
+
+// setBound sets the bound of a verb for one test, which cannot be parallel.
+func setBound(t *testing.T, verb string, d time.Duration) {
+	t.Helper()
+	key := timeoutKeys[verb]
+	old := timeout.Get(key)
+	timeout.Set(key, d)
+	t.Cleanup(func() { timeout.Set(key, old) })
+}
+
+// alive tells whether a process still runs; a zombie does not.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return syscall.Kill(pid, 0) == nil && !errors.Is(err, os.ErrNotExist)
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+func readPid(t *testing.T, path string) int {
+	t.Helper()
+	var pid int
+	eventually(t, func() string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err.Error()
+		}
+		if pid, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	return pid
+}
+
+// The texts are those of libcni 1.3.1, word for word.
+func TestExecErrorTexts(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, body, want string
+		code             uint
+	}{
+		{"silent", "exit 3", "netplugin failed with no error message: exit status 3", 0},
+		{"killed", "kill -9 $$", "netplugin failed with no error message: signal: killed", 0},
+		{"stderr", `echo "it's \"broken\"" >&2; exit 1`, `netplugin failed: "it's \"broken\"\n": exit status 1`, 0},
+		{"cni error", `echo '{"cniVersion":"1.0.0","code":11,"msg":"busy","details":"try again"}'; exit 1`, "busy; try again", 11},
+		{"cni error without details", `echo '{"code":7,"msg":"busy"}'; echo noise >&2; exit 1`, "busy", 7},
+		{"garbage", `printf 'boom\n'; exit 1`, `netplugin failed but error parsing its diagnostic message "boom\n": invalid character 'b' looking for beginning of value`, 0},
+		{"wrong type", `printf '{"code":"x","msg":"m"}'; exit 1`, `netplugin failed but error parsing its diagnostic message "{\"code\":\"x\",\"msg\":\"m\"}": json: cannot unmarshal string into Go struct field Error.code of type uint`, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			d := newNode(t)
+			path := d.executable("plugin", tt.body)
+			_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+			var ours, theirs *types.Error
+			if !errors.As(err, &ours) {
+				t.Fatalf("%T is not a *types.Error: %v", err, err)
+			}
+			if err.Error() != tt.want || ours.Code != tt.code {
+				t.Errorf("got %q code %d\nwant %q code %d", err, ours.Code, tt.want, tt.code)
+			}
+			_, err = (&invoke.RawExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+			if !errors.As(err, &theirs) {
+				t.Fatalf("%T is not a *types.Error: %v", err, err)
+			}
+			// libcni before 1.3.1 leaves the exit status out.
+			if !strings.HasPrefix(ours.Error(), theirs.Error()) || ours.Code != theirs.Code {
+				t.Errorf("got %+v, libcni %+v", ours, theirs)
+			}
+		})
+	}
+}
+
+func TestExecDeliversInputAndEnvironment(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	path := d.executable("plugin", `printf '%s|%s|' "$CNI_COMMAND" "$X"; cat; echo noise >&2`)
+	input := strings.Repeat("0123456789", 50000) // more than a pipe holds
+	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, []byte(input), []string{"X=y", "CNI_COMMAND=ADD"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "ADD|y|" + input; string(out) != want {
+		t.Errorf("got %.40q of %d bytes, want %.40q of %d", out, len(out), want, len(want))
+	}
+	// A plugin need not read what it is given.
+	path = d.executable("deaf", `echo '{}'`)
+	if out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, []byte(input), nil); err != nil || string(out) != "{}\n" {
+		t.Errorf("a plugin that does not read its input: %q, %v", out, err)
+	}
+}
+
+func TestExecKillsTheWholeGroup(t *testing.T) {
+	d := newNode(t)
+	setBound(t, "DEL", 300*time.Millisecond)
+	pids := filepath.Join(d.log, "grandchild")
+	path := d.executable("plugin", fmt.Sprintf(`(sleep 300 & echo $! >'%s'; wait) & echo partial >&2; wait`, pids))
+	start := time.Now()
+	_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v is not a deadline error", err)
+	}
+	for _, w := range []string{path, "was killed", "DEL did not finish within 300ms", TimeoutDel, "partial"} {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("took %s", took)
+	}
+	pid := readPid(t, pids)
+	eventually(t, func() string {
+		if alive(pid) {
+			return fmt.Sprintf("the plugin's grandchild %d still runs", pid)
+		}
+		return ""
+	})
+}
+
+func TestExecCallerDeadlineAndCancel(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	path := d.executable("plugin", "exec sleep 300")
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("caller's deadline: %v", err)
+	}
+	ctx, cancel = context.WithCancel(context.Background())
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if _, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancel: %v", err)
+	}
+	// Nothing is run for a caller that has gone.
+	mark := filepath.Join(d.log, "ran")
+	path = d.executable("plugin", "touch "+mark)
+	if _, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "was not run") {
+		t.Errorf("after cancel: %v", err)
+	}
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("the plugin was run although its caller had gone")
+	}
+}
+
+// A plugin may leave a daemon behind that holds its output.
+func TestExecChildHoldsOutput(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	pids := filepath.Join(d.log, "daemon")
+	path := d.executable("plugin", fmt.Sprintf(`sleep 300 & echo $! >'%s'; echo '{"cniVersion":"1.0.0"}'`, pids))
+	start := time.Now()
+	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	if err != nil || string(out) != "{\"cniVersion\":\"1.0.0\"}\n" {
+		t.Errorf("got %q, %v", out, err)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("took %s", took)
+	}
+	pid := readPid(t, pids)
+	if !alive(pid) {
+		t.Error("the daemon was killed although its plugin succeeded")
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+
+	// The same with a plugin that fails: its own words count.
+	path = d.executable("plugin", fmt.Sprintf(`sleep 300 & echo $! >'%s'; echo '{"code":7,"msg":"bad"}'; exit 1`, pids))
+	d.must(os.Remove(pids))
+	if _, err = (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"}); err == nil || err.Error() != "bad" {
+		t.Errorf("got %v, want the plugin's error", err)
+	}
+	_ = syscall.Kill(readPid(t, pids), syscall.SIGKILL)
+}
+
+func TestExecFlood(t *testing.T) {
+	d := newNode(t)
+	const size = 100 << 20
+	flood := func(char, to, end string) string {
+		return fmt.Sprintf(`head -c %d /dev/zero | tr '\0' '%s' >&%s; %s`, size, char, to, end)
+	}
+	for _, tt := range []struct{ name, body string }{
+		{"standard error", flood("x", "2", "exit 1")},
+		{"standard output", flood("x", "1", "exit 1")},
+		{"both", flood("x", "2", flood("y", "1", "exit 1"))},
+		{"standard output and success", flood("x", "1", "exit 0")},
+		{"bytes that need quoting", flood(`\001`, "2", "exit 1")},
+		{"bytes that need quoting, in output", flood(`\377`, "1", "exit 1")},
+		{"a long message", `printf '{"code":1,"msg":"'; head -c 500000 /dev/zero | tr '\0' 'm'; printf '","details":"'; head -c 500000 /dev/zero | tr '\0' 'd'; printf '"}'; exit 1`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := d.executable("plugin", tt.body)
+			runtime.GC()
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+			runtime.ReadMemStats(&after)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if n := len(err.Error()); n > 4<<10 {
+				t.Errorf("the error text has %d bytes: %.80q...", n, err)
+			}
+			// Everything allocated on the way, freed or not.
+			if n := after.TotalAlloc - before.TotalAlloc; n > 20<<20 {
+				t.Errorf("%d MiB allocated", n>>20)
+			}
+		})
+	}
+}
+
+func TestExecTextBusy(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	path := d.executable("plugin", `echo '{}'`)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	d.must(err)
+	time.AfterFunc(200*time.Millisecond, func() { _ = f.Close() })
+	start := time.Now()
+	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	if err != nil || string(out) != "{}\n" {
+		t.Errorf("after the writer closed: %q, %v", out, err)
+	}
+	if time.Since(start) < 150*time.Millisecond {
+		t.Skip("this kernel lets a file be executed while it is being written")
+	}
+
+	g, err := os.OpenFile(path, os.O_WRONLY, 0)
+	d.must(err)
+	defer g.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	_, err = (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
+	if err == nil || !strings.Contains(err.Error(), "text file busy") || !strings.Contains(err.Error(), path) {
+		t.Errorf("while it is being written: %v", err)
+	}
+}
+
+func TestExecCannotStart(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	path := filepath.Join(d.bin, "plugin")
+	d.replace(path, "\x7fELF nonsense", 0o755)
+	for _, path := range []string{path, path + "-gone", d.bin} {
+		_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+		var e *types.Error
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), path) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+func TestExecTraceContext(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	path := d.executable("plugin", `echo "$TRACEPARENT $TRACESTATE $BAGGAGE"`)
+	run := func(ctx context.Context) string {
+		out, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	if got := run(context.Background()); got != "" {
+		t.Errorf("without a span: %q", got)
+	}
+	state, err := trace.ParseTraceState("vendor=1")
+	d.must(err)
+	member, err := baggage.NewMember("tenant", "a")
+	d.must(err)
+	bag, err := baggage.New(member)
+	d.must(err)
+	ctx := trace.ContextWithSpanContext(context.Background(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled, TraceState: state,
+	}))
+	ctx = baggage.ContextWithBaggage(ctx, bag)
+	if got, want := run(ctx), "00-01000000000000000000000000000000-0200000000000000-01 vendor=1 tenant=a"; got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+func TestFindInPath(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	second := filepath.Join(d.bin, "second")
+	d.must(os.MkdirAll(filepath.Join(d.bin, "dir"), 0o755))
+	d.must(os.MkdirAll(second, 0o755))
+	d.replace(filepath.Join(d.bin, "plain"), "x", 0o644)
+	d.replace(filepath.Join(second, "plain"), "x", 0o755)
+	d.replace(filepath.Join(second, "dir"), "x", 0o755)
+	d.replace(filepath.Join(d.bin, "only-plain"), "x", 0o640)
+	d.must(os.Symlink("nowhere", filepath.Join(d.bin, "dangling")))
+	dirs := []string{d.bin, second}
+	e := &boundedExec{}
+	for _, typ := range []string{"plain", "dir"} {
+		if path, err := e.FindInPath(typ, dirs); err != nil || path != filepath.Join(second, typ) {
+			t.Errorf("%s: got %s, %v; want the one in the later directory", typ, path, err)
+		}
+	}
+	for _, tt := range []struct {
+		plugin string
+		words  []string
+	}{
+		{"", []string{"no plugin name provided"}},
+		{"../x", []string{"must not be a path"}},
+		{"nothing", []string{fmt.Sprintf(`failed to find plugin "nothing" in path [%s %s]`, d.bin, second)}},
+		{"only-plain", []string{"only-plain is not executable (mode 0640)", "failed to find plugin"}},
+		{"dangling", []string{"dangling is a symlink that leads nowhere"}},
+	} {
+		_, err := e.FindInPath(tt.plugin, dirs)
+		if wrong := missingWords(err, tt.words); wrong != "" {
+			t.Errorf("%q: %s", tt.plugin, wrong)
+		}
+		// A DEL that fails with these words counts as done.
+		if err != nil && strings.Contains(err.Error(), "not found") {
+			t.Errorf("%q: error says not found: %v", tt.plugin, err)
+		}
+	}
+}
+
+func TestPluginsOf(t *testing.T) {
+	t.Parallel()
+	list, err := parseList("a.conflist", []byte(`{"cniVersion":"1.0.0","name":"a","plugins":[
+		{"type":"bridge","ipam":{"type":"host-local"}},
+		{"type":"flannel","delegate":{"type":"ptp","ipam":{"type":"dhcp"}}},
+		{"type":"multus","delegates":[
+			{"type":"macvlan","cniVersion":"0.3.1"},
+			{"cniVersion":"0.4.0","name":"x","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}},{"type":"portmap"}]},
+			"not an object"]},
+		{"type":"odd","ipam":{"type":""},"delegate":7,"delegates":{"type":"no list"}},
+		{"type":"flannel2","delegate":{"hairpinMode":true}},
+		{"type":"noipam","ipam":{}}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range pluginsOf(list) {
+		got = append(got, fmt.Sprintf("%s %s %s", p.role, p.typ, p.version))
+	}
+	want := []string{
+		"plugin bridge 1.0.0", "ipam host-local 1.0.0",
+		"plugin flannel 1.0.0", "delegate ptp 1.0.0", "ipam dhcp 1.0.0",
+		"plugin multus 1.0.0", "delegate macvlan 0.3.1", "delegate calico 0.4.0", "ipam calico-ipam 0.4.0", "delegate portmap 0.4.0",
+		"plugin odd 1.0.0", "plugin flannel2 1.0.0", "plugin noipam 1.0.0",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	// Delegates within delegates come to an end.
+	deep := strings.Repeat(`{"type":"d","delegate":`, 1000) + "{}" + strings.Repeat("}", 1000)
+	list, err = parseList("a.conflist", []byte(`{"name":"a","plugins":[`+deep+`]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(pluginsOf(list)); n > 2*maxNesting {
+		t.Errorf("%d plugins in nested delegates", n)
+	}
+}
