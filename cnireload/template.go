@@ -72,7 +72,10 @@ type renderer struct {
 	err     error
 }
 
-const stateWaiting = "waiting for the pod CIDR from UpdateRuntimeConfig"
+const (
+	stateWaiting  = "waiting for the pod CIDR from UpdateRuntimeConfig"
+	stateRendered = "rendered"
+)
 
 func newRenderer(c templateConfig, confDir string) *renderer {
 	r := &renderer{templateConfig: c, target: filepath.Join(confDir, RenderedFile), state: stateWaiting}
@@ -84,7 +87,7 @@ func newRenderer(c templateConfig, confDir string) *renderer {
 			r.err = fmt.Errorf("record %s is damaged, %s counts as foreign: %w", c.record, r.target, err)
 		} else if record.File == r.target {
 			r.record = record
-			r.state = "rendered"
+			r.state = stateRendered
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		r.err = fmt.Errorf("record cannot be read, %s counts as foreign: %w", r.target, err)
@@ -93,7 +96,13 @@ func newRenderer(c templateConfig, confDir string) *renderer {
 }
 
 func (r *renderer) describe() *TemplateState {
-	return &TemplateState{Path: r.path, File: r.target, CIDRs: r.record.CIDRs, State: r.state, Err: r.err}
+	state := r.state
+	if state == stateRendered {
+		if _, err := os.Lstat(r.target); errors.Is(err, fs.ErrNotExist) {
+			state = "rendered, but the file has been removed since"
+		}
+	}
+	return &TemplateState{Path: r.path, File: r.target, CIDRs: r.record.CIDRs, State: state, Err: r.err}
 }
 
 // owns tells whether the content is one that we wrote.
@@ -168,7 +177,7 @@ func (r *renderer) remember(next templateRecord) error {
 	if err := r.store(next); err != nil {
 		return err
 	}
-	r.record, r.state, r.failed = next, "rendered", ""
+	r.record, r.state, r.failed = next, stateRendered, ""
 	return nil
 }
 
