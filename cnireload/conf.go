@@ -231,9 +231,16 @@ func (s *scanner) addDropIns(f *confFile, seen map[string]bool, result *dirScan)
 	for _, path := range paths {
 		seen[path] = true
 		c := s.read(path)
+		if errors.Is(c.err, fs.ErrNotExist) {
+			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+				continue // removed since it was listed
+			}
+		}
 		f.dropIns = append(f.dropIns, dropIn{Path: path, SHA256: c.sum})
 		if c.err != nil {
-			f.err = fmt.Errorf("drop-in %s %w", path, c.err)
+			// Not wrapped: only a list whose own file does not exist counts as
+			// removed.
+			f.err = fmt.Errorf("drop-in %s %v", path, c.err)
 			return
 		}
 		p, err := libcni.ConfFromBytes(c.bytes)
