@@ -37,7 +37,7 @@ func main() {
 	flag.IntVar(&o.renames, "renames", 50, "renames to ready, each way and side")
 	flag.IntVar(&o.status, "status", 10000, "Status calls, idle and loaded, each side")
 	flag.IntVar(&o.pods, "pods", 200, "sandboxes, each side")
-	flag.IntVar(&o.blocks, "blocks", 5, "blocks the sandboxes are run in, the sides taking turns")
+	flag.IntVar(&o.blocks, "blocks", 40, "blocks the sandboxes are run in, the sides taking turns")
 	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -258,7 +258,10 @@ func sandboxes(ctx context.Context, o options) (err error) {
 	}
 	var wall, cpu [2][]time.Duration
 	for b := range o.blocks {
-		for i, d := range p {
+		// Who goes first changes, so that a machine that gets slower or faster
+		// favours nobody.
+		for _, i := range [][]int{{0, 1}, {1, 0}}[b%2] {
+			d := p[i]
 			before, err := cpuTime(d.PID())
 			if err != nil {
 				return err
@@ -285,8 +288,9 @@ func sandboxes(ctx context.Context, o options) (err error) {
 			ratios = append(ratios, ratio(m.took[1][b], m.took[0][b]))
 		}
 		slices.Sort(ratios)
-		fmt.Printf("%d sandboxes, %s: stock %s, patched %s, ratio %.3f (medians of %d blocks of %d; ratios of neighbours %.3f to %.3f)\n",
-			o.pods/o.blocks*o.blocks, m.what, ms(stock), ms(patched), ratio(patched, stock), o.blocks, o.pods/o.blocks, ratios[0], ratios[len(ratios)-1])
+		fmt.Printf("%d sandboxes, %s: stock %s, patched %s (medians of %d blocks of %d), ratio %.3f (median of neighbouring blocks, half of them in %.3f to %.3f), of the sums %.3f\n",
+			o.pods/o.blocks*o.blocks, m.what, ms(stock), ms(patched), o.blocks, o.pods/o.blocks,
+			ratios[len(ratios)/2], ratios[len(ratios)/4], ratios[len(ratios)*3/4], ratio(sum(m.took[1]), sum(m.took[0])))
 	}
 	var rss [2]float64
 	for i, d := range p {
@@ -363,6 +367,13 @@ func peakRSS(pid int) (float64, error) {
 func quantile(in []time.Duration, q float64) time.Duration {
 	s := slices.Sorted(slices.Values(in))
 	return s[min(len(s)-1, int(float64(len(s))*q))]
+}
+
+func sum(in []time.Duration) (total time.Duration) {
+	for _, d := range in {
+		total += d
+	}
+	return total
 }
 
 func ratio(a, b time.Duration) float64 { return float64(a) / float64(b) }
