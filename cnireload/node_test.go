@@ -46,6 +46,13 @@ func newNode(t testing.TB) *node {
 	return d
 }
 
+// in returns the node for use by t, another test than that which made it.
+func (d *node) in(t testing.TB) *node {
+	other := *d
+	other.t = t
+	return &other
+}
+
 func (d *node) must(err error) {
 	d.t.Helper()
 	if err != nil {

@@ -20,8 +20,12 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// maxProbes bounds the VERSION and STATUS processes of one network.
-const maxProbes = 8
+const (
+	// maxProbes bounds the VERSION and STATUS processes of one network.
+	maxProbes = 8
+	// maxVersions is how many versions a plugin can list; there are seven.
+	maxVersions = 100
+)
 
 // pluginsOf lists the executables that a list needs: its entries, what they run
 // for address management, and what they delegate to.
@@ -177,7 +181,11 @@ func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (ve
 			if err != nil {
 				return nil, err
 			}
-			return info.SupportedVersions(), nil
+			versions := info.SupportedVersions()
+			if len(versions) > maxVersions {
+				return nil, fmt.Errorf("it lists %d versions", len(versions))
+			}
+			return versions, nil
 		})
 	}
 	return a.versions, a.err, a.asked
@@ -282,7 +290,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 		case err != nil:
 			v.Problem = fmt.Errorf("plugin %q (%s) mis-answers VERSION: %w", pl.typ, path, err)
 		case !slices.Contains(versions, pl.version):
-			v.Problem = fmt.Errorf("plugin %q (%s) does not support cniVersion %s, only %s", pl.typ, path, pl.version, strings.Join(versions, ", "))
+			v.Problem = fmt.Errorf("plugin %q (%s) does not support cniVersion %s, only %s", pl.typ, path, pl.version, shorten(strings.Join(versions, ", "), maxErrorText/4))
 		}
 		if v.Problem != nil {
 			return v

@@ -254,12 +254,14 @@ func describe(n cnireload.NetworkState) Network {
 	}
 	for _, p := range n.Plugins {
 		plugin := Plugin{
-			Role:              string(p.Role),
-			Type:              printable(p.Type),
-			Path:              p.Path,
-			SupportedVersions: p.Versions,
-			Status:            "ok",
-			StatusVerb:        p.Status,
+			Role:       string(p.Role),
+			Type:       printable(p.Type),
+			Path:       p.Path,
+			Status:     "ok",
+			StatusVerb: p.Status,
+		}
+		for _, v := range p.Versions {
+			plugin.SupportedVersions = append(plugin.SupportedVersions, printable(v))
 		}
 		switch {
 		case p.Problem == nil:
