@@ -94,7 +94,7 @@ type Network struct {
 
 	requests chan request
 	ctx      context.Context // ends with Close
-	cancel   context.CancelFunc
+	cancel   func()
 	start    sync.Once
 	ended    chan struct{} // closed when the loop has ended
 }
@@ -120,7 +120,8 @@ func New(opts ...Opt) (*Network, error) {
 		ended:    make(chan struct{}),
 	}
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
-	n.ctx, n.cancel = context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
+	n.ctx, n.cancel = ctx, func() { cancel(ErrClosed) }
 	n.snapshot.Store(&Snapshot{
 		Cause:     errLoading,
 		LoadError: errLoading,
