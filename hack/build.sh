@@ -36,7 +36,7 @@ done
 
 say "building ${stock:+stock }$line for linux/$GOARCH (some minutes when nothing is cached)"
 packages=$(go list -deps -mod=$mod -tags=$tags ./cmd/{containerd,containerd-shim-runc-v2,ctr} 2>"$tmp/err" | wc -l) ||
-	die "cannot get what $line needs (is the network there, is GOPROXY right?): $(tail -n 1 "$tmp/err")"
+	go_failed "${stock:+stock }$line" "$tmp/err"
 for cmd in containerd containerd-shim-runc-v2 ctr; do
 	extra=''
 	[ $cmd != containerd-shim-runc-v2 ] || extra=,no_grpc

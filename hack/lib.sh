@@ -11,6 +11,9 @@ script=hack/$(basename "$0")
 # A caller's settings must not change what is built: -mod=vendor, a workspace, a git hook's GIT_DIR.
 # GOFLAGS is set, not emptied, because an empty one falls back to "go env -w".
 export GOFLAGS=-buildvcs=false GOWORK=off
+# The same instructions for every builder, whatever the machine at hand offers.
+export GOAMD64=v1 GOARM64=v8.0
+unset GOEXPERIMENT GOFIPS140 GODEBUG
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY
 
 die() {
@@ -99,12 +102,24 @@ scratch() {
 	trap 'rm -rf "$tmp"' EXIT
 }
 
+# go_failed WHAT LOG: ends with one line when the go command could not download, else with all it said.
+go_failed() {
+	local why
+	if why=$(grep -m 1 -E 'GOPROXY=off|dial tcp|no such host|i/o timeout|connection re|TLS handshake|reading https?:|proxyconnect' "$2"); then
+		die "cannot download what $1 needs (is the network there, is GOPROXY right?): ${why#$'\t'}"
+	fi
+	grep -v '^go: downloading' "$2" >&2
+	die "$1 does not build: see above"
+}
+
 # hackgo CMD ARGS...: a program of hack/cmd, built when it has changed.
 hackgo() {
 	local cmd=$1
 	shift
 	mkdir -p "$out/hack"
-	go -C "$root/hack" build -o "$out/hack/$cmd" "./cmd/$cmd" || die "cannot build hack/cmd/$cmd: see above"
+	# For this machine, also when GOARCH names the one to build for.
+	GOOS='' GOARCH='' CGO_ENABLED=0 go -C "$root/hack" build -o "$out/hack/$cmd" "./cmd/$cmd" 2>"$out/hack/$cmd.log" ||
+		go_failed "hack/cmd/$cmd" "$out/hack/$cmd.log"
 	"$out/hack/$cmd" "$@"
 }
 

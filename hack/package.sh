@@ -11,7 +11,7 @@ dist=$out/dist
 GOARCH=$(go env GOARCH)
 export GOARCH
 "$root/hack/build.sh" "$line" >/dev/null
-(unset GOARCH && "$root/hack/tools.sh" dev >/dev/null)
+"$root/hack/tools.sh" dev >/dev/null
 if [ -d "$tree" ] && edited "$tree"; then
 	die "_output/src/$line holds edits that patches/$line does not: run hack/refresh.sh $line first"
 fi

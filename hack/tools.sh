@@ -7,6 +7,8 @@
 # nfpm, cyclonedx-gomod). Default: node and test. A group that is up to date is skipped.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
+# They run on this machine, also when GOARCH names another one to build for.
+unset GOOS GOARCH
 mod=$root/hack/tools
 bin=$out/tools/bin cni=$out/tools/cni
 need_go "$(sed -n 's/^go //p' "$mod/go.mod")"
@@ -25,6 +27,11 @@ build() {
 	CGO_ENABLED=0 go -C "$mod" build -v -trimpath -ldflags="-s -w -buildid= ${ldflags-}" -o "$to/" "$@" 2>&1 | progress "$packages"
 }
 
+# count PACKAGE...: how many packages there are to compile at most; downloads them.
+count() {
+	packages=$(go -C "$mod" list -deps "$@" 2>"$tmp/err" | wc -l) || go_failed "the $group tools" "$tmp/err"
+}
+
 make_node() {
 	need gcc pkg-config
 	pkg-config --exists libseccomp || die "libseccomp's headers are not installed: run hack/deps.sh as root"
@@ -32,7 +39,7 @@ make_node() {
 	for p in main/{bridge,ptp,loopback,macvlan,ipvlan,vlan,host-device,dummy} meta/{portmap,bandwidth,tuning,firewall} ipam/{host-local,dhcp,static}; do
 		list+=("github.com/containernetworking/plugins/plugins/$p")
 	done
-	packages=$(go -C "$mod" list -deps "${list[@]}" | wc -l) || return
+	count "${list[@]}" sigs.k8s.io/cri-tools/cmd/crictl github.com/opencontainers/runc
 	ldflags="-X github.com/containernetworking/plugins/pkg/utils/buildversion.BuildVersion=v$(version github.com/containernetworking/plugins)" \
 		build "$tmp/cni" "${list[@]}" || return
 	ldflags="-X sigs.k8s.io/cri-tools/pkg/version.Version=$(version sigs.k8s.io/cri-tools)" \
@@ -42,7 +49,8 @@ make_node() {
 }
 
 make_test() {
-	packages=$(go -C "$mod" list -deps -test sigs.k8s.io/cri-tools/cmd/critest | wc -l) || return
+	count github.com/google/go-containerregistry/cmd/{crane,registry}
+	count -test sigs.k8s.io/cri-tools/cmd/critest
 	build "$tmp/bin" github.com/google/go-containerregistry/cmd/{crane,registry} || return
 	CGO_ENABLED=0 go -C "$mod" test -c -v -trimpath -ldflags="-s -w -X sigs.k8s.io/cri-tools/pkg/version.Version=$(version sigs.k8s.io/cri-tools)" \
 		-o "$tmp/bin/critest" sigs.k8s.io/cri-tools/cmd/critest 2>&1 | progress "$packages"
@@ -50,7 +58,7 @@ make_test() {
 
 make_dev() {
 	local list=(honnef.co/go/tools/cmd/staticcheck github.com/goreleaser/nfpm/v2/cmd/nfpm github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod)
-	packages=$(go -C "$mod" list -deps "${list[@]}" | wc -l) || return
+	count "${list[@]}"
 	build "$tmp/bin" "${list[@]}"
 }
 
@@ -64,14 +72,13 @@ for group; do
 	esac
 	# Up to date is what was built from the same pins and is still all there.
 	whole=1
-	for f in "${want[@]}"; do [ -x "$out/tools/$f" ] || whole=''; done
+	for f in "${want[@]}"; do [ -x "$out/tools/$f" ] && [ -s "$out/tools/$f" ] || whole=''; done
 	[ -n "$whole" ] && [ "$(cat "$out/tools/.stamp-$group" 2>/dev/null)" = "$stamp" ] && continue
 
 	say "building the $group tools"
-	go -C "$mod" list -m >/dev/null || die "hack/tools/go.mod cannot be read: see above"
 	scratch
 	mkdir -p "$tmp/bin" "$tmp/cni" "$bin" "$cni"
-	"make_$group" || die "the $group tools do not build: see above (is the network there, is GOPROXY right?)"
+	"make_$group" || die "the $group tools do not build: see above"
 	for f in "$tmp"/bin/*; do [ ! -e "$f" ] || mv -f "$f" "$bin/"; done
 	for f in "$tmp"/cni/*; do [ ! -e "$f" ] || mv -f "$f" "$cni/"; done
 	echo "$stamp" >"$out/tools/.stamp-$group"

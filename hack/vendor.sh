@@ -9,7 +9,7 @@ need_go "$(sed -n 's/^go //p' "$root/go.mod")"
 lock vendor
 scratch
 cd "$root"
-go mod vendor -o "$tmp/vendor" 2>"$tmp/err" || die "cannot vendor (is the network there, is GOPROXY right?): $(grep -v '^go: downloading' "$tmp/err" | tail -n 1)"
+go mod vendor -o "$tmp/vendor" 2>"$tmp/err" || go_failed vendor/ "$tmp/err"
 rm -rf vendor
 mv "$tmp/vendor" vendor
 say "vendor/ holds $(grep -c '^# ' vendor/modules.txt) modules"
