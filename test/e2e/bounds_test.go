@@ -75,8 +75,9 @@ func TestL1(t *testing.T) {
 		assert.NilError(t, os.WriteFile(n.conf("anything"), []byte("x"), 0o644))
 		loadedStatus := n.statusLatency(200)
 		assert.Assert(t, loadedStatus < time.Second, "Status took %v", loadedStatus)
-		// Idle answers take well under a millisecond, where ten times is noise.
-		assert.Assert(t, loadedStatus < max(10*idleStatus, 20*time.Millisecond), "Status took %v, idle %v", loadedStatus, idleStatus)
+		// Idle answers take well under a millisecond, where ten times is noise
+		// on a busy machine.
+		assert.Assert(t, loadedStatus < max(10*idleStatus, 100*time.Millisecond), "Status took %v, idle %v", loadedStatus, idleStatus)
 		loadedPod := n.podLatency("other")
 		assert.Assert(t, loadedPod < max(10*idlePod, time.Second), "a pod took %v, idle %v", loadedPod, idlePod)
 

@@ -46,8 +46,9 @@ func TestMain(m *testing.M) {
 const (
 	// soon is for what happens without anything to wait for.
 	soon = 3 * time.Second
-	// atOnce is for a change that an event announces.
-	atOnce = time.Second
+	// atOnce is for a change that an event announces: well below the slow poll
+	// that would find it as well, and enough for a busy machine.
+	atOnce = 2 * time.Second
 	// quiet is how long a change that must not be noticed is given.
 	quiet = 1500 * time.Millisecond
 )
