@@ -52,6 +52,7 @@ type loggedState struct {
 	cause      string
 	watch      WatchState
 	skipped    map[string]string
+	stale      map[string]bool // by file
 }
 
 func newLoop(n *Network) *loop {
@@ -184,6 +185,7 @@ func (l *loop) look(ctx context.Context) {
 		s.Cause = cause
 	}
 	l.publish(ctx, s, nets, now)
+	l.reportStale(ctx, s, now)
 	if waiting == nil {
 		for _, reply := range l.waiters {
 			reply <- nil
@@ -532,5 +534,37 @@ func (l *loop) report(ctx context.Context, s *Snapshot) {
 			logger.Warnf("cni: network not ready: %s", cause)
 		}
 	}
-	l.logged = loggedState{generation: s.Generation, cause: errorText(s.Cause), watch: s.Watch, skipped: skipped}
+	l.logged = loggedState{generation: s.Generation, cause: errorText(s.Cause), watch: s.Watch, skipped: skipped, stale: l.logged.stale}
 }
+
+// reportStale logs that a file in use has turned bad, unless that passes within
+// a second: a file that is rewritten in place is empty for a moment.
+func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
+	stale := make(map[string]bool)
+	for _, n := range s.Networks {
+		if n.StaleError == nil {
+			continue
+		}
+		due := n.StaleSince.Add(staleSilence)
+		switch {
+		case l.logged.stale[n.File]:
+		case now.Before(due):
+			if due.Before(l.next) {
+				l.next = due
+			}
+			continue
+		default:
+			log.G(ctx).Warnf("cni: %s %v; its last good content stays in use", n.File, n.StaleError)
+		}
+		stale[n.File] = true
+	}
+	for file := range l.logged.stale {
+		if !stale[file] {
+			log.G(ctx).Infof("cni: %s is no longer used with its last good content", file)
+		}
+	}
+	l.logged.stale = stale
+}
+
+// staleSilence is how long a file in use may be bad before that is logged.
+const staleSilence = time.Second

@@ -5,6 +5,7 @@ package cnireload
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,8 @@ var _ CNI = (*Network)(nil)
 const (
 	// startBound is how long Start waits for the first load.
 	startBound = 2 * time.Second
+	// closeBound is how long Close waits.
+	closeBound = 5 * time.Second
 	// loadBound is how long Load waits.
 	loadBound = 30 * time.Second
 )
@@ -146,13 +149,20 @@ func (n *Network) Start() {
 
 // Close ends all work in the background, and the VERSION and STATUS processes
 // that belong to it. Calls to plugins for pods go on. It is safe to call more
-// than once.
+// than once. It returns when the work has ended, or after five seconds: a disk
+// that does not answer must not keep the caller from ending.
 func (n *Network) Close() error {
 	n.cancel()
 	// A loop that was never started must not be started any more.
 	n.start.Do(func() { close(n.ended) })
-	<-n.ended
-	return nil
+	bound := time.NewTimer(closeBound)
+	defer bound.Stop()
+	select {
+	case <-n.ended:
+		return nil
+	case <-bound.C:
+		return fmt.Errorf("cnireload: the work on conf dir %s has not ended after %s", n.config.confDir, closeBound)
+	}
 }
 
 // Load brings what is in use in line with the disk and returns when that is
@@ -222,7 +232,8 @@ type request struct {
 // request hands req to the loop, which it starts if need be, and waits until it
 // is done.
 func (n *Network) request(ctx context.Context, req request) error {
-	n.start.Do(func() { go newLoop(n).run() })
+	// Making the loop reads the template's record: not here, others wait.
+	n.start.Do(func() { go func() { newLoop(n).run() }() })
 	req.reply = make(chan error, 1)
 	select {
 	case n.requests <- req:

@@ -456,6 +456,11 @@ func (d *node) fakeTime(n *Network, answer func(ctx context.Context, verb, path 
 	n.notifier = func() (notifier, error) { return newStubNotifier(), nil }
 }
 
+// answersVersions knows VERSION alone.
+func answersVersions(context.Context, string, string) ([]byte, error) {
+	return []byte(versionAnswer("1.0.0", "1.1.0")), nil
+}
+
 // STATUS is asked every 5 s, and every second while the answer is "not ready".
 func TestStatusCadence(t *testing.T) {
 	t.Parallel()

@@ -167,6 +167,8 @@ func (r *renderer) write(out []byte, next templateRecord) error {
 		return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
 	}
 	if err := writeFile(r.target, out, 0o644); err != nil {
+		// Best effort: a record that names one content too many does no harm.
+		_ = r.store(r.record)
 		return err
 	}
 	return r.remember(next)
