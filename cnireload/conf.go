@@ -123,7 +123,7 @@ func (s *scanner) scan() dirScan {
 		return result
 	}
 	seen := make(map[string]bool)
-	names, err := confNames(s.dir, ".conf", ".conflist", ".json")
+	names, err := confNames(s.dir, true, ".conf", ".conflist", ".json")
 	if err != nil {
 		result.err = err
 		return result
@@ -165,15 +165,15 @@ func (r *dirScan) addTarget(path string) {
 }
 
 // confNames lists the paths in dir with one of the extensions, in lexical
-// order. Like libcni it passes over directories.
-func confNames(dir string, extensions ...string) ([]string, error) {
+// order. Directories are passed over, as libcni does, unless they are asked for.
+func confNames(dir string, dirs bool, extensions ...string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	var paths []string
 	for _, e := range entries {
-		if !e.IsDir() && slices.Contains(extensions, filepath.Ext(e.Name())) {
+		if (dirs || !e.IsDir()) && slices.Contains(extensions, filepath.Ext(e.Name())) {
 			paths = append(paths, filepath.Join(dir, e.Name()))
 		}
 	}
@@ -221,7 +221,7 @@ func (s *scanner) parse(path string, seen map[string]bool, result *dirScan) *con
 func (s *scanner) addDropIns(f *confFile, seen map[string]bool, result *dirScan) {
 	dir := filepath.Join(filepath.Dir(f.path), f.list.Name)
 	result.watch = append(result.watch, dir)
-	paths, err := confNames(dir, ".conf")
+	paths, err := confNames(dir, false, ".conf")
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			f.err = fmt.Errorf("drop-in dir cannot be read: %w", err)

@@ -23,6 +23,8 @@ import (
 const (
 	// maxProbes bounds the VERSION and STATUS processes of one network.
 	maxProbes = 8
+	// maxAnswers is how many executables' versions are remembered, at least.
+	maxAnswers = 64
 	// maxVersions is how many versions a plugin can list; there are seven.
 	maxVersions = 100
 )
@@ -221,10 +223,12 @@ func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, i
 	return a.err, a.asked, next
 }
 
-// forget drops answers that no list in use needs any more.
+// forget drops answers that no list in use needs any more. What an executable
+// answered to VERSION holds for as long as it is the same file, so it is kept,
+// up to a bound, for a list that comes back; STATUS is about the moment.
 func (p *prober) forget(paths, statuses map[string]bool) {
 	for path, a := range p.versions {
-		if !paths[path] && !a.pending {
+		if len(p.versions) > maxAnswers && !paths[path] && !a.pending {
 			delete(p.versions, path)
 		}
 	}

@@ -100,6 +100,8 @@ func (r *renderer) describe() *TemplateState {
 	if state == stateRendered {
 		if _, err := os.Lstat(r.target); errors.Is(err, fs.ErrNotExist) {
 			state = "rendered, but the file has been removed since"
+		} else if !r.owns(readContent(r.target, time.Now())) {
+			state = "rendered, but the file has been edited since, and stays"
 		}
 	}
 	return &TemplateState{Path: r.path, File: r.target, CIDRs: r.record.CIDRs, State: state, Err: r.err}
@@ -158,10 +160,14 @@ func (r *renderer) update(cidrs []string, foreign string) error {
 // whole file, old or new, that the record calls ours.
 func (r *renderer) write(out []byte, next templateRecord) error {
 	both := next
-	both.SHA256 = append(slices.Clone(r.record.SHA256), next.SHA256...)
+	both.SHA256 = slices.Clone(r.record.SHA256)
+	if !slices.Contains(both.SHA256, next.SHA256[0]) {
+		both.SHA256 = append(both.SHA256, next.SHA256[0])
+	}
 	if err := r.store(both); err != nil {
 		return err
 	}
+	r.record.SHA256 = both.SHA256
 	// Like containerd, and only here: conf_template asks for the directory.
 	if err := os.MkdirAll(filepath.Dir(r.target), 0o755); err != nil {
 		return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
