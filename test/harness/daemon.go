@@ -158,16 +158,16 @@ func (d *Daemon) Start(ctx context.Context) error {
 	if err := os.WriteFile(d.path("config.toml"), []byte(d.config()), 0o644); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(cniCache, 0o755); err != nil {
-		return err
-	}
 	log, err := os.OpenFile(d.LogPath(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
 
-	script := "mount --bind " + shellQuote(d.AttachmentCache()) + " " + cniCache + "\n"
+	// Where the folder does not exist, its parent is covered too: a mount point
+	// made on the machine would stay behind.
+	script := "[ -d " + cniCache + " ] || { mount -t tmpfs none " + filepath.Dir(cniCache) + " && mkdir " + cniCache + "; }\n"
+	script += "mount --bind " + shellQuote(d.AttachmentCache()) + " " + cniCache + "\n"
 	for _, m := range d.Mounts {
 		script += "mount"
 		for _, arg := range m {
