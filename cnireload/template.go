@@ -141,17 +141,21 @@ func (r *renderer) update(cidrs []string, foreign string) error {
 			r.state = "not rendered: " + foreign + " has precedence"
 			return nil
 		}
+	case statErr != nil:
+		return fmt.Errorf("conf_template %s cannot be rendered: %w", r.path, statErr)
 	case current.sum == next.SHA256[0]:
 		// Also how a file that containerd without us rendered becomes ours.
 		return r.remember(next)
 	case !r.owns(current):
-		if current.err == nil {
-			if _, err := parseList(r.target, current.bytes); err == nil {
-				r.state = "not rendered: " + r.target + " was not written by containerd, or was edited since, and stays"
-				return nil
-			}
+		err := current.err
+		if err == nil {
+			_, err = parseList(r.target, current.bytes)
 		}
-		return fmt.Errorf("%s was not written by containerd and cannot be used: remove it to have it rendered from conf_template %s", r.target, r.path)
+		if err == nil {
+			r.state = "not rendered: " + r.target + " was not written by containerd, or was edited since, and stays"
+			return nil
+		}
+		return fmt.Errorf("%s was not written by containerd and %w; remove it to have it rendered from conf_template %s", r.target, err, r.path)
 	}
 	return r.write(out, next)
 }
