@@ -115,7 +115,7 @@ func TestSkippedFiles(t *testing.T) {
 	}
 }
 
-func TestDirectoriesAndOtherNamesAreNoFiles(t *testing.T) {
+func TestDirectoriesAndOtherNames(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
 	d.install("fakenet")
@@ -123,10 +123,16 @@ func TestDirectoriesAndOtherNamesAreNoFiles(t *testing.T) {
 	d.write("00-backup.conflist.bak", "garbage")
 	d.write("00-kubeconfig", "garbage")
 	d.write("10-good.conflist", good)
+	// Among drop-ins a directory is nothing, as to libcni.
+	d.must(os.MkdirAll(filepath.Join(d.conf, "good", "10-dir.conf"), 0o755))
 	n := d.network()
 	d.must(n.Load())
-	if s := n.Snapshot(); len(s.Skipped) != 0 || len(s.Networks) != 1 {
-		t.Errorf("skipped %v, in use %v", s.Skipped, inUse(s))
+	s := n.Snapshot()
+	if r := reasons(s); len(r) != 1 || r["00-dir.conflist"] != "is not a regular file but a directory" {
+		t.Errorf("skipped %v", s.Skipped)
+	}
+	if !s.Ready() || len(s.Networks) != 1 || len(s.Networks[0].Plugins) != 1 {
+		t.Errorf("%v, %+v", s.Err(), s.Networks)
 	}
 }
 

@@ -108,7 +108,7 @@ func TestSameAsGoCNI(t *testing.T) {
 	}
 	allCapabilities := `"capabilities":{"portMappings":true,"ipRanges":true,"bandwidth":true,"dns":true,"cgroupPath":true,"ioPortMaps":true,"io.kubernetes.cri.pod-annotations":true,"other":true}`
 
-	for _, tt := range []struct {
+	for i, tt := range []struct {
 		name      string
 		files     map[string]string
 		replies   map[string]reply // by "type verb"
@@ -448,12 +448,7 @@ func TestSameAsGoCNI(t *testing.T) {
 
 			// The container's id appears in the cache that go-cni's libcni keeps
 			// for the whole process.
-			id := fmt.Sprintf("c-%d", os.Getpid()) + strings.ToLower(strings.Map(func(r rune) rune {
-				if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-					return r
-				}
-				return '-'
-			}, t.Name()))
+			id := fmt.Sprintf("pod-%d-of-%d", i, os.Getpid())
 			for _, serially := range []bool{false, true} {
 				if serially && len(tt.wantFiles) == 1 {
 					continue // no difference with one network

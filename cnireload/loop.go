@@ -91,8 +91,8 @@ func (l *loop) run() {
 			store()
 		case <-l.watcher.dirty:
 		case <-timer.C:
-			if !l.watching && l.published == "" {
-				continue // nothing was asked for yet
+			if !l.watching {
+				continue // what is to be looked at will be asked for
 			}
 		}
 		l.takeMore()
@@ -500,12 +500,17 @@ func (s *Snapshot) digest() string {
 	return b.String()
 }
 
+// logger names the runtime handler, if it has a network of its own.
+func (l *loop) logger(ctx context.Context) *log.Entry {
+	if l.n.config.handler == "" {
+		return log.G(ctx)
+	}
+	return log.G(ctx).WithField("handler", l.n.config.handler)
+}
+
 // report logs one line for each transition.
 func (l *loop) report(ctx context.Context, s *Snapshot) {
-	logger := log.G(ctx)
-	if l.n.config.handler != "" {
-		logger = logger.WithField("handler", l.n.config.handler)
-	}
+	logger := l.logger(ctx)
 	skipped := make(map[string]string, len(s.Skipped))
 	for _, f := range s.Skipped {
 		skipped[f.File] = f.Reason
@@ -554,13 +559,13 @@ func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
 			}
 			continue
 		default:
-			log.G(ctx).Warnf("cni: %s %v; its last good content stays in use", n.File, n.StaleError)
+			l.logger(ctx).Warnf("cni: %s %v; its last good content stays in use", n.File, n.StaleError)
 		}
 		stale[n.File] = true
 	}
 	for file := range l.logged.stale {
 		if !stale[file] {
-			log.G(ctx).Infof("cni: %s is no longer used with its last good content", file)
+			l.logger(ctx).Infof("cni: %s is no longer used with its last good content", file)
 		}
 	}
 	l.logged.stale = stale

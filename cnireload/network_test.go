@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/timeout"
@@ -525,6 +526,77 @@ func TestLogLines(t *testing.T) {
 	expect("network not ready: no usable network config")
 	d.write("10-a.conflist", good)
 	expect(`network "good" in use`, "network ready")
+}
+
+// A file in use that turns bad for longer than a rewrite takes is one line, and
+// one when that is over.
+func TestStaleIsLogged(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("fakenet")
+	d.write("10-a.conflist", good)
+	synctest.Test(t, func(t *testing.T) {
+		d := d.in(t)
+		n := d.network(WithHandler("kata"))
+		d.fakeTime(n, answersVersions)
+		lines := recordLog(n)
+		n.Start()
+		synctest.Wait()
+		step := func(want ...string) {
+			t.Helper()
+			lines.take()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			got := lines.take()
+			if len(got) != len(want) {
+				t.Errorf("logged %q, want %q", got, want)
+				return
+			}
+			for i, w := range want {
+				if !strings.Contains(got[i], w) || !strings.HasSuffix(got[i], " handler=kata") {
+					t.Errorf("logged %q, want %q", got[i], w)
+				}
+			}
+		}
+		step()
+		d.overwrite("10-a.conflist", "")
+		step("10-a.conflist is empty; its last good content stays in use")
+		step()
+		d.overwrite("10-a.conflist", "{")
+		step() // still the same period
+		d.overwrite("10-a.conflist", good)
+		step("10-a.conflist is no longer used with its last good content")
+		step()
+	})
+}
+
+// Something in the background does not end: Close does.
+func TestCloseIsBounded(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("fakenet")
+	d.write("10-a.conflist", good)
+	synctest.Test(t, func(t *testing.T) {
+		n := d.in(t).network()
+		release := make(chan struct{})
+		d.fakeTime(n, func(context.Context, string, string) ([]byte, error) {
+			<-release
+			return nil, nil
+		})
+		n.Start()
+		start := time.Now()
+		err := n.Close()
+		if wrong := missingWords(err, []string{d.conf, "has not ended after 5s"}); wrong != "" {
+			t.Error(wrong)
+		}
+		if took := time.Since(start); took != closeBound {
+			t.Errorf("took %s", took)
+		}
+		close(release)
+		if err := n.Close(); err != nil {
+			t.Errorf("later: %v", err)
+		}
+	})
 }
 
 // spans records spans without an SDK.
