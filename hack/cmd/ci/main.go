@@ -290,12 +290,33 @@ func goTest(dir string, each bool, args ...string) func() (counts, error) {
 		}
 		failed := run.Failed()
 		for _, key := range failed {
-			fmt.Printf("FAIL %s\n%s", key, run.Output[key])
+			if text := said(run.Output[key]); text != "" {
+				fmt.Printf("FAIL %s\n%s", key, text)
+			}
 		}
 		c := counts{run.Count(gotest.Pass), run.Count(gotest.Fail), run.Count(gotest.Skip)}
 		if len(failed) > 0 {
-			return c, fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+			const most = 5
+			more := ""
+			if n := len(failed) - most; n > 0 {
+				more, failed = fmt.Sprintf(" and %d more", n), failed[:most]
+			}
+			return c, fmt.Errorf("failed: %s%s", strings.ReplaceAll(strings.Join(failed, ", "), modulePath, ""), more)
 		}
 		return c, nil
 	}
+}
+
+const modulePath = "github.com/cnireload/cnireload/"
+
+// said drops the lines in which go test tells which test runs: when a process dies, hundreds of
+// tests end with nothing else.
+func said(output string) string {
+	var b strings.Builder
+	for l := range strings.Lines(output) {
+		if !strings.HasPrefix(strings.TrimSpace(l), "=== ") && !strings.HasPrefix(strings.TrimSpace(l), "--- ") {
+			b.WriteString(l)
+		}
+	}
+	return b.String()
 }
