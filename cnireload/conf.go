@@ -243,7 +243,7 @@ func (s *scanner) addDropIns(f *confFile, seen map[string]bool, result *dirScan)
 			f.err = fmt.Errorf("drop-in %s %v", path, c.err)
 			return
 		}
-		p, err := libcni.ConfFromBytes(c.bytes)
+		p, err := libcni.NetworkPluginConfFromBytes(c.bytes)
 		if err != nil {
 			f.err = fmt.Errorf("drop-in %s: %w", path, err)
 			return
@@ -339,7 +339,8 @@ func parseList(path string, b []byte) (*libcni.NetworkConfigList, error) {
 		list, err = libcni.ConfListFromBytes(b)
 	} else {
 		var conf *libcni.NetworkConfig
-		if conf, err = libcni.ConfFromBytes(b); err == nil {
+		if conf, err = libcni.NetworkPluginConfFromBytes(b); err == nil {
+			//lint:ignore SA1019 single plugins in *.conf are in use, and go-cni takes them
 			list, err = libcni.ConfListFromConf(conf)
 		} else if bytes.Contains(b, []byte(`"plugins"`)) {
 			err = fmt.Errorf("%w; a file with a list of plugins must be named *.conflist", err)

@@ -210,17 +210,16 @@ func TestExecChildHoldsOutput(t *testing.T) {
 
 func TestExecFlood(t *testing.T) {
 	d := newNode(t)
-	const size = 100 << 20
-	flood := func(char, to, end string) string {
-		return fmt.Sprintf(`head -c %d /dev/zero | tr '\0' '%s' >&%s; %s`, size, char, to, end)
+	flood := func(mib int, char, to, end string) string {
+		return fmt.Sprintf(`head -c %d /dev/zero | tr '\0' '%s' >&%s; %s`, mib<<20, char, to, end)
 	}
 	for _, tt := range []struct{ name, body string }{
-		{"standard error", flood("x", "2", "exit 1")},
-		{"standard output", flood("x", "1", "exit 1")},
-		{"both", flood("x", "2", flood("y", "1", "exit 1"))},
-		{"standard output and success", flood("x", "1", "exit 0")},
-		{"bytes that need quoting", flood(`\001`, "2", "exit 1")},
-		{"bytes that need quoting, in output", flood(`\377`, "1", "exit 1")},
+		{"standard error", flood(100, "x", "2", "exit 1")},
+		{"standard output", flood(100, "x", "1", "exit 1")},
+		{"both", flood(40, "x", "2", flood(40, "y", "1", "exit 1"))},
+		{"standard output and success", flood(40, "x", "1", "exit 0")},
+		{"bytes that need quoting", flood(2, `\001`, "2", "exit 1")},
+		{"bytes that need quoting, in output", flood(2, `\377`, "1", "exit 1")},
 		{"a long message", `printf '{"code":1,"msg":"'; head -c 500000 /dev/zero | tr '\0' 'm'; printf '","details":"'; head -c 500000 /dev/zero | tr '\0' 'd'; printf '"}'; exit 1`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

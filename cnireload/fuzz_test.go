@@ -79,7 +79,9 @@ func FuzzScan(f *testing.F) {
 				theirs, err = libcni.ConfListFromFile(n.file.path)
 			} else {
 				var c *libcni.NetworkConfig
+				//lint:ignore SA1019 what go-cni calls is what to compare with
 				if c, err = libcni.ConfFromFile(n.file.path); err == nil {
+					//lint:ignore SA1019 likewise
 					theirs, err = libcni.ConfListFromConf(c)
 				}
 			}
@@ -99,7 +101,7 @@ func FuzzScan(f *testing.F) {
 // a list that can be used.
 func FuzzTemplate(f *testing.F) {
 	for _, text := range []string{
-		dualTemplate, "", "{{", "{{.PodCIDR}}", good, "{{.NoSuch}}", "{{range .Routes}}", `{{define "x"}}{{template "x" .}}{{end}}{{template "x" .}}`,
+		dualTemplate, "", "{{", "{{.PodCIDR}}", good, "{{.NoSuch}}", "{{range .Routes}}",
 		`{"name":"{{.PodCIDR | printf "%.3s"}}","plugins":[{"type":"x"}]}`,
 		`{"name":"a","plugins":[{{range $i, $r := .PodCIDRRanges}}{{if $i}},{{end}}{"type":"x","s":"{{$r}}"}{{end}}]}`,
 		`{{index .PodCIDRRanges 7}}`, `{{printf "%1000000000d" 1}}`, `{{len .Routes | slice .PodCIDR}}`, `{{call .PodCIDR}}`,

@@ -4,6 +4,7 @@
 package cnireload
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -24,6 +25,12 @@ func TestMain(m *testing.M) {
 	libcni.CacheDir = dir
 	// Tests read log lines where they matter, see recordLog.
 	if err := log.SetLevel("panic"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	// Most tests wait for a process or for time to pass.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -195,7 +195,7 @@ func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (ve
 
 // status returns the last answer of one entry of a list to STATUS, asking again
 // when that is due. next is when it will be due.
-func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, info os.FileInfo) (err error, ok bool, next time.Time) {
+func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, info os.FileInfo) (ok bool, next time.Time, err error) {
 	id := newFileID(info)
 	key := fmt.Sprintf("%s\x00%d", n.key(), index)
 	a := p.statuses[key]
@@ -220,7 +220,7 @@ func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, i
 	if !a.pending {
 		next = a.at.Add(interval)
 	}
-	return a.err, a.asked, next
+	return a.asked, next, a.err
 }
 
 // forget drops answers that no list in use needs any more. What an executable
@@ -301,7 +301,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 		}
 	}
 	if pl.conf != nil && hasStatus(n.list.CNIVersion) {
-		err, ok, next := p.status(ctx, n, index, pl, info)
+		ok, next, err := p.status(ctx, n, index, pl, info)
 		v.next = next
 		switch {
 		case !ok:

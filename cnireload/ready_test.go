@@ -248,7 +248,9 @@ func TestBinaryComesAndGoes(t *testing.T) {
 	d := newNode(t)
 	d.install("fakenet")
 	d.write("10-c10.conflist", conflist("1.0.0", "c10", "fakenet", "portmap"))
-	n := d.started()
+	n := d.network()
+	n.pace = pace{poll: time.Hour, upgradeGrace: time.Second, status: time.Hour, statusRetry: time.Hour}
+	n.Start()
 	becomesUnready(t, n, `network "c10" in `+d.conf+`/10-c10.conflist: plugin "portmap" not found in `+d.bin)
 	generation := n.Snapshot().Generation
 	d.install("portmap")
@@ -259,9 +261,9 @@ func TestBinaryComesAndGoes(t *testing.T) {
 
 	// Removed and put back within the grace: nobody notices.
 	d.must(os.Remove(filepath.Join(d.bin, "portmap")))
-	stays(t, n.pace.upgradeGrace/3, func() string { return errorText(n.Status()) })
+	stays(t, n.pace.upgradeGrace/5, func() string { return errorText(n.Status()) })
 	d.install("portmap")
-	stays(t, 2*n.pace.upgradeGrace, func() string { return errorText(n.Status()) })
+	stays(t, n.pace.upgradeGrace, func() string { return errorText(n.Status()) })
 
 	gone := time.Now()
 	d.must(os.Remove(filepath.Join(d.bin, "portmap")))
