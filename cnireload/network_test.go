@@ -602,6 +602,7 @@ func TestCloseIsBounded(t *testing.T) {
 // spans records spans without an SDK.
 type spans struct {
 	embedded.TracerProvider
+	off   atomic.Bool // otel keeps delegating to the first provider for ever
 	mu    sync.Mutex
 	ended []*span
 }
@@ -628,6 +629,9 @@ func (s *spans) Tracer(name string, _ ...trace.TracerOption) trace.Tracer {
 }
 
 func (t spanTracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	if t.to.off.Load() {
+		return noop.Tracer{}.Start(ctx, name, opts...)
+	}
 	c := trace.NewSpanStartConfig(opts...)
 	s := &span{to: t.to, name: name, attrs: c.Attributes(), context: trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{9}, SpanID: trace.SpanID{byte(len(name))}, TraceFlags: trace.FlagsSampled,
@@ -667,6 +671,7 @@ func TestSpans(t *testing.T) {
 	recorder := &spans{}
 	otel.SetTracerProvider(recorder)
 	defer otel.SetTracerProvider(old)
+	defer recorder.off.Store(true)
 	d := newNode(t)
 	d.install("fakenet")
 	d.answer("fakenet", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
