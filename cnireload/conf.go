@@ -29,6 +29,10 @@ const (
 	// stat data alone can prove that it has not changed since: a file written
 	// twice within one tick of the file system's clock looks the same.
 	racyWindow = 2 * time.Second
+	// maxName is how long a network's name can be for libcni to cache an
+	// attachment, in a file called <name>-<64 digits>-eth0. libcni finds out
+	// after the plugins have run.
+	maxName = 255 - 1 - 64 - 1 - 4
 )
 
 // content is one file as it was read. It is not changed after it was made.
@@ -362,6 +366,9 @@ func parseList(path string, b []byte) (*libcni.NetworkConfigList, error) {
 // validateName applies the rule for network names (CNI spec 1.1, section 1),
 // which libcni applies only at ADD.
 func validateName(name string) error {
+	if len(name) > maxName {
+		return fmt.Errorf("network name %q... is too long: %d bytes, the limit is %d", name[:32], len(name), maxName)
+	}
 	// The concrete pointer type must not become a non-nil error.
 	if err := utils.ValidateNetworkName(name); err != nil {
 		if name == "" {

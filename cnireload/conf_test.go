@@ -42,6 +42,7 @@ func TestSkippedFiles(t *testing.T) {
 		{name: "name of another kind", text: `{"name":7,"plugins":[{"type":"fakenet"}]}`, words: []string{"invalid name type"}},
 		{name: "empty name", text: conflist("1.0.0", "", "fakenet"), words: []string{"is not valid", "network name is missing"}},
 		{name: "invalid name", text: conflist("1.0.0", "bad name!", "fakenet"), words: []string{"is not valid", `"bad name!"`}},
+		{name: "name too long to be cached", text: conflist("1.0.0", strings.Repeat("a", maxName+1), "fakenet"), words: []string{"is too long: 186 bytes, the limit is 185"}},
 		{name: "name leads out of the directory", text: conflist("1.0.0", "../x", "fakenet"), words: []string{"is not valid"}},
 		{name: "unknown version", text: conflist("7.7.7", "a", "fakenet"), words: []string{`cniVersion "7.7.7" is not one of 0.1.0`}},
 		{name: "no version at all", text: conflist("garbage", "a", "fakenet"), words: []string{`cniVersion "garbage" is not one of`}},
@@ -522,6 +523,50 @@ func TestTooFewNetworks(t *testing.T) {
 	n = d.network(WithPluginConfDir(""))
 	if wrong := missingWords(n.Load(), []string{"no cni conf dir is configured"}); wrong != "" {
 		t.Error(wrong)
+	}
+}
+
+// What a file quotes in its own error does not flood whoever is told.
+func TestLongTextsInFiles(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", maxConfSize/2)
+	for name, text := range map[string]string{
+		"version": conflist(long, "a", "fakenet"),
+		"name":    conflist("1.0.0", long, "fakenet"),
+		"plugin":  conflist("1.0.0", "a", long),
+		"number":  `{"name":"a","plugins":[{"type":"x","capabilities":` + strings.Repeat("1", maxConfSize/2) + `}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newNode(t)
+			d.write("10-a.conflist", text)
+			n := d.network()
+			lines := recordLog(n)
+			_ = n.Load()
+			err := n.Status()
+			if wrong := missingWords(err, []string{"10-a.conflist"}); wrong != "" {
+				t.Errorf("%.200s", wrong)
+			}
+			for _, s := range append(lines.take(), err.Error()) {
+				if len(s) > 4<<10 {
+					t.Errorf("%d bytes: %.80q", len(s), s)
+				}
+			}
+		})
+	}
+}
+
+// The longest name that is let through can be cached.
+func TestLongestName(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("fakenet")
+	d.answer("fakenet", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
+	d.write("10-a.conflist", conflist("1.0.0", strings.Repeat("a", maxName), "fakenet"))
+	n := d.network()
+	d.must(n.Load())
+	if _, err := n.Setup(t.Context(), strings.Repeat("0", 64), "/ns"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -40,7 +40,10 @@ func IsCNINotInitialized(err error) bool {
 // text first, then the cause (kubernetes/kubernetes users grep the former).
 type notReady struct{ cause error }
 
-func (e *notReady) Error() string   { return ErrCNINotInitialized.Error() + ": " + e.cause.Error() }
+// The cause may quote a file of a megabyte.
+func (e *notReady) Error() string {
+	return shorten(ErrCNINotInitialized.Error()+": "+e.cause.Error(), maxErrorText)
+}
 func (e *notReady) Unwrap() []error { return []error{ErrCNINotInitialized, e.cause} }
 
 // pluginNotFound is the error of a plugin that no bin dir offers.

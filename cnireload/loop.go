@@ -515,7 +515,7 @@ func (l *loop) report(ctx context.Context, s *Snapshot) {
 	for _, f := range s.Skipped {
 		skipped[f.File] = f.Reason
 		if l.logged.skipped[f.File] != f.Reason {
-			logger.Infof("cni: file not in use: %s %s", f.File, f.Reason)
+			logger.Infof("cni: file not in use: %s %s", f.File, shorten(f.Reason, maxErrorText))
 		}
 	}
 	if s.Watch != l.logged.watch {
@@ -536,7 +536,7 @@ func (l *loop) report(ctx context.Context, s *Snapshot) {
 		if cause == "" {
 			logger.Info("cni: network ready")
 		} else {
-			logger.Warnf("cni: network not ready: %s", cause)
+			logger.Warnf("cni: network not ready: %s", shorten(cause, maxErrorText))
 		}
 	}
 	l.logged = loggedState{generation: s.Generation, cause: errorText(s.Cause), watch: s.Watch, skipped: skipped, stale: l.logged.stale}
@@ -559,7 +559,7 @@ func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
 			}
 			continue
 		default:
-			l.logger(ctx).Warnf("cni: %s %v; its last good content stays in use", n.File, n.StaleError)
+			l.logger(ctx).Warnf("cni: %s %s; its last good content stays in use", n.File, shorten(n.StaleError.Error(), maxErrorText))
 		}
 		stale[n.File] = true
 	}
