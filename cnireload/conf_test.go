@@ -6,11 +6,13 @@
 package cnireload
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -157,29 +159,49 @@ func TestUnreadableFile(t *testing.T) {
 func TestFIFOTakesTheFilesPlace(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
-	path := filepath.Join(d.conf, "10-a.conflist")
+	path, fifo, file := filepath.Join(d.conf, "10-a.conflist"), filepath.Join(d.answers, "fifo"), filepath.Join(d.answers, "file")
+	d.must(syscall.Mkfifo(fifo, 0o644))
+	d.must(os.WriteFile(file, []byte(good), 0o644))
 	stop := time.Now().Add(300 * time.Millisecond)
-	done := make(chan error, 1)
-	go func() {
+	var all sync.WaitGroup
+	all.Go(func() {
+		tmp := filepath.Join(d.answers, "tmp")
 		for time.Now().Before(stop) {
-			_ = os.Remove(path)
-			if err := syscall.Mkfifo(path, 0o644); err != nil {
-				done <- err
-				return
-			}
-			_ = os.Remove(path)
-			if err := os.WriteFile(path, []byte(good), 0o644); err != nil {
-				done <- err
-				return
+			for _, source := range []string{fifo, file} {
+				if err := errors.Join(os.Link(source, tmp), os.Rename(tmp, path)); err != nil {
+					t.Error(err)
+				}
 			}
 		}
-		done <- nil
-	}()
-	for time.Now().Before(stop) {
-		readContent(path, time.Now())
+	})
+	for range 4 {
+		all.Go(func() {
+			for time.Now().Before(stop) {
+				readContent(path, time.Now())
+			}
+		})
 	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
+	ended := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(within):
+		t.Error("reading is blocked")
+		// Let it go, or it blocks the end of the test as well.
+		for {
+			f, err := os.OpenFile(fifo, os.O_RDWR, 0)
+			d.must(err)
+			select {
+			case <-ended:
+				d.must(f.Close())
+				return
+			case <-time.After(10 * time.Millisecond):
+				d.must(f.Close())
+			}
+		}
 	}
 }
 
