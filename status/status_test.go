@@ -96,6 +96,9 @@ func kinds() map[string]*cnireload.Snapshot {
 			s.Cause = errors.New("plugin gone")
 			s.Networks[0].StaleError, s.Networks[0].StaleSince = errors.New("is big"), since.Add(time.Minute)
 			s.Networks[1].StaleError, s.Networks[1].StaleSince = errors.New("is empty"), since
+			third := s.Networks[0]
+			third.StaleSince = since.Add(time.Hour)
+			s.Networks = append(s.Networks, third)
 		}),
 		"polling": with(func(s *cnireload.Snapshot) {
 			s.Watch = cnireload.WatchState{Mode: cnireload.WatchPolling, Cause: "too many open files"}
