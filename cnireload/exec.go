@@ -143,8 +143,12 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		abandon := time.NewTimer(pipeGrace + abandonGrace)
 		defer abandon.Stop()
 		select {
-		case <-done:
-			return nil, fmt.Errorf("plugin %s was killed: %w%s", path, context.Cause(ctx), stderr.note())
+		case err = <-done:
+			// It may have ended well just before, with a child of its own
+			// holding its output.
+			if !cmd.ProcessState.Success() {
+				return nil, fmt.Errorf("plugin %s was killed: %w%s", path, context.Cause(ctx), stderr.note())
+			}
 		case <-abandon.C:
 			// The goroutine above reaps it if it ever ends.
 			return nil, fmt.Errorf("plugin %s was killed but pid %d does not die: %w", path, cmd.Process.Pid, context.Cause(ctx))

@@ -390,3 +390,13 @@ func TestPluginsOf(t *testing.T) {
 		t.Errorf("%d plugins in nested delegates", n)
 	}
 }
+
+func TestExecEndedWellBeforeItsBound(t *testing.T) {
+	d := newNode(t)
+	path := d.executable("p", `(sleep 5) & echo '{}'; sleep 0.1`)
+	setBound(t, "ADD", 400*time.Millisecond)
+	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	if err != nil || string(out) != "{}\n" {
+		t.Errorf("got %q, %v: the plugin ended before its bound, only its child holds the output", out, err)
+	}
+}

@@ -152,8 +152,10 @@ func (l *loop) look(ctx context.Context) {
 	now := time.Now()
 	l.next = now.Add(l.n.pace.poll)
 	if l.renderer != nil && l.renderer.changed() {
-		if err := l.renderer.render(l.renderer.record.CIDRs, ""); err != nil {
-			log.G(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
+		before := errorText(l.renderer.err)
+		// Tried at each look, said once: the disk may be full for a while.
+		if err := l.renderer.render(l.renderer.record.CIDRs, ""); err != nil && err.Error() != before {
+			l.logger(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
 		}
 	}
 	scan := l.scan()
