@@ -163,7 +163,22 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	if err != nil {
 		return nil, err
 	}
+	n.disprove(s.closedReported())
 	return n.convert(results)
+}
+
+// disprove notes that an ADD has succeeded although these gates were closed, so
+// that no pod waits for them again: what they look at is compiled into a plugin,
+// and has moved.
+func (n *Network) disprove(gates []GateState) {
+	if len(gates) == 0 {
+		return
+	}
+	ids := make(map[string]bool, len(gates))
+	for _, g := range gates {
+		ids[g.id] = true
+	}
+	n.disproved.Store(&ids)
 }
 
 // attach runs ADD for one list within the bound of ADD.

@@ -30,10 +30,12 @@ type Snapshot struct {
 	Skipped  []SkippedFile
 	Watch    WatchState
 	Template *TemplateState // nil without a template
+	Gates    []GateState
 
 	maxConf     int
 	prefix      string
 	attachments []attachment
+	superseded  chan struct{} // closed once there is a newer snapshot
 }
 
 // Ready tells whether pods can be attached.
@@ -46,6 +48,24 @@ func (s *Snapshot) Err() error {
 		return nil
 	}
 	return &notReady{cause: s.Cause}
+}
+
+// admits tells whether a pod need not wait: not for readiness, and not for a
+// gate that is only reported either.
+func (s *Snapshot) admits() bool {
+	return s.Ready() && s.closedReported() == nil
+}
+
+// closedReported returns the closed gates that do not keep the network from
+// being ready.
+func (s *Snapshot) closedReported() []GateState {
+	var closed []GateState
+	for _, g := range s.Gates {
+		if !g.Open && g.Mode == GateReport {
+			closed = append(closed, g)
+		}
+	}
+	return closed
 }
 
 // NetworkState describes one list in use.

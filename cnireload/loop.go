@@ -35,6 +35,8 @@ type loop struct {
 	inUse      map[string]*network
 	generation string // keys of the networks in use
 	known      map[string]*pluginHistory
+	gates      map[string]*gateHistory
+	gateSet    string    // ids of the gates of the networks last judged
 	next       time.Time // when to look again without being told
 	published  string    // digest of the snapshot
 	logged     loggedState
@@ -65,6 +67,7 @@ func newLoop(n *Network) *loop {
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
 		known:   make(map[string]*pluginHistory),
+		gates:   make(map[string]*gateHistory),
 	}
 	if n.config.template.path != "" {
 		l.renderer = newRenderer(n.config.template, n.config.confDir)
@@ -168,6 +171,8 @@ func (l *loop) look(ctx context.Context) {
 		Watch:     l.watch,
 		maxConf:   l.n.config.maxConf,
 		prefix:    l.n.config.prefix,
+
+		superseded: make(chan struct{}),
 	}
 	if l.renderer != nil {
 		s.Template = l.renderer.describe()
@@ -395,6 +400,13 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 	if cause == nil {
 		cause = l.missingRequired(nets)
 	}
+	gateCause, gateWaiting := l.judgeGates(ctx, s, nets, now)
+	if cause == nil {
+		cause = gateCause
+	}
+	if waiting == nil {
+		waiting = gateWaiting
+	}
 	if cause == nil {
 		cause = loopbackCause
 	}
@@ -483,6 +495,7 @@ func (l *loop) publish(ctx context.Context, s *Snapshot, nets []*network, now ti
 	}
 	l.published = digest
 	l.n.snapshot.Store(s)
+	close(previous.superseded)
 	l.report(ctx, s)
 }
 
@@ -499,6 +512,7 @@ func (s *Snapshot) digest() string {
 	if s.Template != nil {
 		fmt.Fprintf(&b, "%v", *s.Template)
 	}
+	fmt.Fprintf(&b, "%v", s.Gates)
 	return b.String()
 }
 

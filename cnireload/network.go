@@ -73,6 +73,8 @@ type pace struct {
 	status time.Duration
 	// statusRetry is the same while the answer is "not ready".
 	statusRetry time.Duration
+	// gate is how often a closed gate is looked at.
+	gate time.Duration
 }
 
 var defaultPace = pace{
@@ -80,6 +82,7 @@ var defaultPace = pace{
 	upgradeGrace: 2 * time.Second,
 	status:       5 * time.Second,
 	statusRetry:  time.Second,
+	gate:         500 * time.Millisecond,
 }
 
 // Network is the networks of one configuration directory. Its methods can be
@@ -93,7 +96,9 @@ type Network struct {
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
 	notifier func() (notifier, error)
-	pace     pace
+	// disproved holds the ids of closed gates without which an ADD succeeded.
+	disproved atomic.Pointer[map[string]bool]
+	pace      pace
 
 	requests chan request
 	ctx      context.Context // ends with Close
@@ -133,6 +138,8 @@ func New(opts ...Opt) (*Network, error) {
 		Watch:     WatchState{Mode: WatchPolling, Cause: "not started"},
 		maxConf:   c.maxConf,
 		prefix:    c.prefix,
+
+		superseded: make(chan struct{}),
 	})
 	return n, nil
 }
@@ -199,6 +206,39 @@ func (n *Network) Snapshot() *Snapshot { return n.snapshot.Load() }
 // ErrCNINotInitialized and names the first cause. It runs no plugin, takes no
 // lock and reads no file.
 func (n *Network) Status() error { return n.Snapshot().Err() }
+
+// Admit waits until pods can be attached, for as long as WithReadyWait says, and
+// returns nil as soon as that is so. Otherwise it returns Status's error. It
+// gives up with ctx, and then says so too.
+//
+// It also waits for gates that are only reported, but when the time is up it
+// leaves these to the plugin, which knows best.
+//
+// A waiting call costs no goroutine beside the caller's.
+func (n *Network) Admit(ctx context.Context) error {
+	s := n.Snapshot()
+	if s.admits() {
+		return nil
+	}
+	wait := time.NewTimer(n.config.readyWait)
+	defer wait.Stop()
+	for !s.admits() {
+		select {
+		case <-s.superseded:
+			s = n.Snapshot()
+		case <-wait.C:
+			return n.Status()
+		case <-ctx.Done():
+			if err := n.Status(); err != nil {
+				return fmt.Errorf("%w while waiting for the network: %w", context.Cause(ctx), err)
+			}
+			return fmt.Errorf("%w while waiting for the agent of a plugin", context.Cause(ctx))
+		case <-n.ctx.Done():
+			return context.Cause(n.ctx)
+		}
+	}
+	return nil
+}
 
 // GetConfig returns the lists in use, loopback included.
 func (n *Network) GetConfig() *ConfigResult { return n.Snapshot().Config() }

@@ -75,6 +75,9 @@ type config struct {
 	networkName string
 	required    []string
 	template    templateConfig
+	gates       Gates
+	readyFiles  []string
+	readyWait   time.Duration
 }
 
 // recipe says what Load puts together.
@@ -229,6 +232,55 @@ func WithTemplate(path, record string) Opt {
 	}
 }
 
+// WithGates sets what closed gates do: "auto" (also for the empty string),
+// "report" or "off".
+func WithGates(mode string) Opt {
+	return func(c *config) error {
+		switch g := Gates(mode); g {
+		case "":
+			c.gates = GatesAuto
+		case GatesAuto, GatesReport, GatesOff:
+			c.gates = g
+		default:
+			return fmt.Errorf("invalid gates = %q: must be %q, %q or %q", mode, GatesAuto, GatesReport, GatesOff)
+		}
+		return nil
+	}
+}
+
+// WithReadyFiles names files without which the network is not ready, whatever
+// its plugins are.
+func WithReadyFiles(paths []string) Opt {
+	return func(c *config) error {
+		for _, p := range paths {
+			if !filepath.IsAbs(p) {
+				return fmt.Errorf("invalid ready_files entry %q: must be an absolute path", p)
+			}
+		}
+		c.readyFiles = slices.Clone(paths)
+		return nil
+	}
+}
+
+// WithReadyWait sets how long [Network.Admit] waits, as a duration such as
+// "30s". Empty means 30 seconds, zero not to wait.
+func WithReadyWait(wait string) Opt {
+	return func(c *config) error {
+		if wait == "" {
+			c.readyWait = defaultReadyWait
+			return nil
+		}
+		d, err := time.ParseDuration(wait)
+		if err != nil || d < 0 {
+			return fmt.Errorf("invalid ready_wait = %q: must be a duration such as \"30s\", or \"0s\" not to wait", wait)
+		}
+		c.readyWait = d
+		return nil
+	}
+}
+
+const defaultReadyWait = 30 * time.Second
+
 func newConfig(opts []Opt) (config, error) {
 	c := config{
 		confDir:     gocni.DefaultNetDir,
@@ -237,6 +289,8 @@ func newConfig(opts []Opt) (config, error) {
 		prefix:      gocni.DefaultPrefix,
 		minNetworks: 1,
 		readiness:   ReadinessStrict,
+		gates:       GatesAuto,
+		readyWait:   defaultReadyWait,
 	}
 	for _, o := range opts {
 		if err := o(&c); err != nil {

@@ -63,6 +63,17 @@ func appendNested(plugins []plugin, conf []byte, v string, depth int) []plugin {
 	if json.Unmarshal(raw["ipam"], &ipam) == nil && ipam.Type != "" {
 		plugins = append(plugins, plugin{role: RoleIPAM, typ: ipam.Type, version: orOldest(v)})
 	}
+	// flannel-io/cni-plugin, flannel_linux.go: what it runs without being told.
+	var name string
+	if json.Unmarshal(raw["type"], &name) == nil && name == "flannel" {
+		if ipam.Type == "" {
+			plugins = append(plugins, plugin{role: RoleIPAM, typ: "host-local", version: orOldest(v)})
+		}
+		var delegate entry
+		if json.Unmarshal(raw["delegate"], &delegate) != nil || delegate.Type == "" {
+			plugins = append(plugins, plugin{role: RoleDelegate, typ: "bridge", version: orOldest(v)})
+		}
+	}
 	var delegates []json.RawMessage
 	if json.Unmarshal(raw["delegates"], &delegates) != nil {
 		delegates = nil

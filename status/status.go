@@ -140,6 +140,7 @@ type Report struct {
 	Networks   []Network         `json:"networks"`
 	Skipped    []Skipped         `json:"skipped"`
 	Template   *Template         `json:"template,omitempty"`
+	Gates      []Gate            `json:"gates"`
 	Timeouts   map[string]string `json:"timeouts"`
 }
 
@@ -194,6 +195,20 @@ type Template struct {
 	Error string   `json:"error,omitempty"`
 }
 
+// Gate is a condition that a plugin's own code needs. Key is the configuration
+// key that Target comes from, empty where it is compiled into the plugin.
+type Gate struct {
+	Plugin string    `json:"plugin,omitempty"`
+	Kind   string    `json:"kind"`
+	Target string    `json:"target"`
+	Key    string    `json:"key,omitempty"`
+	Mode   string    `json:"mode"`
+	Ops    []string  `json:"ops"`
+	Open   bool      `json:"open"`
+	Since  time.Time `json:"since"`
+	Cause  string    `json:"cause,omitempty"`
+}
+
 // report describes the network.
 func (l look) report() Report {
 	s := l.snapshot
@@ -205,6 +220,7 @@ func (l look) report() Report {
 		Watch:      Watch{State: string(s.Watch.Mode), Cause: printable(s.Watch.Cause)},
 		Networks:   []Network{},
 		Skipped:    []Skipped{},
+		Gates:      []Gate{},
 		Timeouts:   timeouts(),
 	}
 	if l.err != nil {
@@ -229,6 +245,10 @@ func (l look) report() Report {
 	}
 	for _, f := range s.Skipped {
 		r.Skipped = append(r.Skipped, Skipped{File: printable(f.File), Reason: printable(f.Reason)})
+	}
+	for _, g := range s.Gates {
+		r.Gates = append(r.Gates, Gate{Plugin: printable(g.Plugin), Kind: g.Kind, Target: printable(g.Target), Key: g.Key,
+			Mode: string(g.Mode), Ops: g.Ops, Open: g.Open, Since: g.Since, Cause: printable(g.Cause)})
 	}
 	if t := s.Template; t != nil {
 		r.Template = &Template{Path: t.Path, File: t.File, CIDRs: append([]string{}, t.CIDRs...), State: printable(t.State)}

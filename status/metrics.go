@@ -1,0 +1,62 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package status
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/cnireload/cnireload/cnireload"
+)
+
+// Metric is one time series at one moment, for whatever library exports it.
+type Metric struct {
+	Name    string // without the exporter's prefix
+	Help    string
+	Counter bool // it only grows; otherwise it is a gauge
+	Labels  []Label
+	Value   float64
+}
+
+// Label is the name and the value of a label.
+type Label struct{ Name, Value string }
+
+// Metrics returns the metrics of all networks, in a stable order. The label
+// handler is the runtime handler's name. A network that is not a
+// *cnireload.Network has only its readiness.
+func (v View) Metrics() []Metric {
+	var metrics []Metric
+	for _, name := range slices.Sorted(maps.Keys(v.networks)) {
+		l := v.networks[name]
+		add := func(metric, help string, counter bool, value float64, labels ...Label) {
+			labels = append([]Label{{"handler", printable(name)}}, labels...)
+			metrics = append(metrics, Metric{Name: metric, Help: help, Counter: counter, Labels: labels, Value: value})
+		}
+		add("network_ready", "Whether pods of the runtime handler can be attached to their network.", false, number(l.err == nil))
+		s := l.snapshot
+		if s == nil {
+			continue
+		}
+		add("network_generation", "How many sets of network lists have come into use.", true, float64(s.Generation))
+		stale := slices.ContainsFunc(s.Networks, func(n cnireload.NetworkState) bool { return n.StaleError != nil })
+		add("network_stale", "Whether a list in use is the last good content of a file that cannot be used now.", false, number(stale))
+		add("network_skipped_files", "How many files of the conf dir are not in use.", false, float64(len(s.Skipped)))
+		for _, mode := range []cnireload.WatchMode{cnireload.WatchInotify, cnireload.WatchPolling, cnireload.WatchWaiting} {
+			add("network_watch", "How changes of the conf dir are noticed; 1 for the mode in force.", false, number(s.Watch.Mode == mode),
+				Label{"mode", string(mode)})
+		}
+		for _, g := range s.Gates {
+			add("network_gate_open", "Whether what a plugin needs from its agent is there.", false, number(g.Open),
+				Label{"plugin", printable(g.Plugin)}, Label{"target", printable(g.Target)}, Label{"mode", string(g.Mode)})
+		}
+	}
+	return metrics
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
