@@ -151,7 +151,7 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 			}
 		case <-abandon.C:
 			// The goroutine above reaps it if it ever ends.
-			return nil, fmt.Errorf("plugin %s was killed but pid %d does not die: %w", path, cmd.Process.Pid, context.Cause(ctx))
+			return nil, fmt.Errorf("plugin %s, pid %d, was killed but %w: %w", path, cmd.Process.Pid, errAbandoned, context.Cause(ctx))
 		}
 	}
 	// A plugin that ended well has succeeded, even if a child that it left

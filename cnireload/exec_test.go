@@ -373,7 +373,7 @@ func TestPluginsOf(t *testing.T) {
 	}
 	want := []string{
 		"plugin bridge 1.0.0", "ipam host-local 1.0.0",
-		"plugin flannel 1.0.0", "delegate ptp 1.0.0", "ipam dhcp 1.0.0",
+		"plugin flannel 1.0.0", "ipam host-local 1.0.0", "delegate ptp 1.0.0",
 		"plugin multus 1.0.0", "delegate macvlan 0.3.1", "delegate calico 0.4.0", "ipam calico-ipam 0.4.0", "delegate portmap 0.4.0",
 		"plugin odd 1.0.0", "plugin flannel2 1.0.0", "plugin noipam 1.0.0",
 	}

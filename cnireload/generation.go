@@ -19,6 +19,9 @@ type Snapshot struct {
 	Generation uint64
 	// LoadedAt is when that generation came into use; zero before the first.
 	LoadedAt time.Time
+	// Failures counts the times that files in use turned bad or that nothing
+	// could be loaded.
+	Failures uint64
 	// Cause is why the network is not ready; nil when it is.
 	Cause error
 	// LoadError is why no list, or too few, could be loaded; nil otherwise.

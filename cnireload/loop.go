@@ -481,7 +481,10 @@ func (l *loop) publish(ctx context.Context, s *Snapshot, nets []*network, now ti
 		}
 	}
 	previous := l.n.Snapshot()
-	s.Generation, s.LoadedAt = previous.Generation, previous.LoadedAt
+	s.Generation, s.LoadedAt, s.Failures = previous.Generation, previous.LoadedAt, previous.Failures
+	if failure := s.failure(); failure != "" && failure != previous.failure() {
+		s.Failures++
+	}
 	if key := strings.Join(keys, "\x01"); key != l.generation && len(l.inUse) > 0 {
 		l.generation = key
 		s.Generation++
@@ -497,6 +500,17 @@ func (l *loop) publish(ctx context.Context, s *Snapshot, nets []*network, now ti
 	l.n.snapshot.Store(s)
 	close(previous.superseded)
 	l.report(ctx, s)
+}
+
+// failure names what keeps the disk's content from being used, if anything.
+func (s *Snapshot) failure() string {
+	failure := errorText(s.LoadError)
+	for _, n := range s.Networks {
+		if n.StaleError != nil {
+			failure += "\x00" + n.File + "\x00" + n.StaleError.Error()
+		}
+	}
+	return failure
 }
 
 // digest names everything in the snapshot that somebody could notice.

@@ -92,6 +92,7 @@ type Network struct {
 	cni      *libcni.CNIConfig
 	convert  resultConverter
 	snapshot atomic.Pointer[Snapshot]
+	calls    callLog
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
@@ -121,12 +122,12 @@ func New(opts ...Opt) (*Network, error) {
 	n := &Network{
 		config:   c,
 		convert:  convert,
-		exec:     &boundedExec{},
 		notifier: newFSNotifier,
 		pace:     defaultPace,
 		requests: make(chan request),
 		ended:    make(chan struct{}),
 	}
+	n.exec = &countedExec{Exec: &boundedExec{}, calls: &n.calls}
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	n.ctx, n.cancel = ctx, func() { cancel(ErrClosed) }

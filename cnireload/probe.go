@@ -63,16 +63,16 @@ func appendNested(plugins []plugin, conf []byte, v string, depth int) []plugin {
 	if json.Unmarshal(raw["ipam"], &ipam) == nil && ipam.Type != "" {
 		plugins = append(plugins, plugin{role: RoleIPAM, typ: ipam.Type, version: orOldest(v)})
 	}
-	// flannel-io/cni-plugin, flannel_linux.go: what it runs without being told.
+	// flannel-io/cni-plugin, flannel_linux.go: what it runs without being told,
+	// and that it puts an ipam of its own in place of its delegate's.
 	var name string
 	if json.Unmarshal(raw["type"], &name) == nil && name == "flannel" {
 		if ipam.Type == "" {
 			plugins = append(plugins, plugin{role: RoleIPAM, typ: "host-local", version: orOldest(v)})
 		}
-		var delegate entry
-		if json.Unmarshal(raw["delegate"], &delegate) != nil || delegate.Type == "" {
-			plugins = append(plugins, plugin{role: RoleDelegate, typ: "bridge", version: orOldest(v)})
-		}
+		delegate := entry{Type: "bridge"}
+		_ = json.Unmarshal(raw["delegate"], &delegate)
+		return append(plugins, plugin{role: RoleDelegate, typ: delegate.Type, version: orOldest(v)})
 	}
 	var delegates []json.RawMessage
 	if json.Unmarshal(raw["delegates"], &delegates) != nil {

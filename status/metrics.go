@@ -4,6 +4,7 @@
 package status
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -38,7 +39,9 @@ func (v View) Metrics() []Metric {
 		if s == nil {
 			continue
 		}
-		add("network_generation", "How many sets of network lists have come into use.", true, float64(s.Generation))
+		reloads := "How often the content of the conf dir came into use, or could not."
+		add("network_reloads_total", reloads, true, float64(s.Generation), Label{"result", "success"})
+		add("network_reloads_total", reloads, true, float64(s.Failures), Label{"result", "failure"})
 		stale := slices.ContainsFunc(s.Networks, func(n cnireload.NetworkState) bool { return n.StaleError != nil })
 		add("network_stale", "Whether a list in use is the last good content of a file that cannot be used now.", false, number(stale))
 		add("network_skipped_files", "How many files of the conf dir are not in use.", false, float64(len(s.Skipped)))
@@ -46,9 +49,25 @@ func (v View) Metrics() []Metric {
 			add("network_watch", "How changes of the conf dir are noticed; 1 for the mode in force.", false, number(s.Watch.Mode == mode),
 				Label{"mode", string(mode)})
 		}
+		seen := make(map[string]bool)
 		for _, g := range s.Gates {
+			// Two lists may need the same thing.
+			if key := g.Plugin + "\x00" + g.Target + "\x00" + string(g.Mode); seen[key] {
+				continue
+			} else {
+				seen[key] = true
+			}
 			add("network_gate_open", "Whether what a plugin needs from its agent is there.", false, number(g.Open),
 				Label{"plugin", printable(g.Plugin)}, Label{"target", printable(g.Target)}, Label{"mode", string(g.Mode)})
+		}
+		counts := l.calls()
+		calls := slices.SortedFunc(maps.Keys(counts), func(a, b cnireload.Call) int {
+			return cmp.Or(cmp.Compare(a.Plugin, b.Plugin), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Outcome, b.Outcome))
+		})
+		for _, c := range calls {
+			labels := []Label{{"plugin", printable(c.Plugin)}, {"verb", c.Verb}, {"outcome", c.Outcome}}
+			add("network_plugin_calls_total", "How many calls to CNI plugins have ended, by how.", true, float64(counts[c].Count), labels...)
+			add("network_plugin_call_seconds_total", "How long calls to CNI plugins took, all together.", true, counts[c].Seconds, labels...)
 		}
 	}
 	return metrics

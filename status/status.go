@@ -49,6 +49,7 @@ type View struct {
 type look struct {
 	err      error // nil when ready
 	config   func() *cnireload.ConfigResult
+	calls    func() map[cnireload.Call]cnireload.CallCount
 	snapshot *cnireload.Snapshot // nil for an implementation other than *cnireload.Network
 }
 
@@ -59,7 +60,7 @@ func Of[N cnireload.CNI](networks map[string]N, defaultName string) View {
 	for name, n := range networks {
 		if network, ok := any(n).(*cnireload.Network); ok {
 			s := network.Snapshot()
-			v.networks[name] = look{err: s.Err(), config: s.Config, snapshot: s}
+			v.networks[name] = look{err: s.Err(), config: s.Config, calls: network.Calls, snapshot: s}
 		} else {
 			v.networks[name] = look{err: n.Status(), config: n.GetConfig}
 		}

@@ -314,7 +314,7 @@ func TestReportKeys(t *testing.T) {
 		keys = append(keys, k)
 	}
 	slices.Sort(keys)
-	if got, want := strings.Join(keys, " "), "confDir generation lastError loadedAt message networks ready reason skipped stale staleSince template timeouts version watch"; got != want {
+	if got, want := strings.Join(keys, " "), "confDir gates generation lastError loadedAt message networks ready reason skipped stale staleSince template timeouts version watch"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
