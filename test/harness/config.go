@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -13,8 +14,9 @@ import (
 
 // Handler is a runtime handler with a CNI conf dir of its own.
 type Handler struct {
-	ConfDir    string
-	MaxConfNum int
+	ConfDir string
+	// MaxConfNum is not set when it is nil.
+	MaxConfNum *int
 }
 
 // Options describe one private containerd. Zero values mean containerd's own
@@ -32,6 +34,11 @@ type Options struct {
 	// CNI holds more lines for the cni section, such as `readiness = "parse"`.
 	CNI      []string
 	Handlers map[string]Handler
+	// ReadyWait is how long pods of the patched side wait for their network.
+	// Empty means not at all: a test that expects a refusal wants it promptly.
+	ReadyWait string
+	// Metrics is the address that metrics are served on; empty means nowhere.
+	Metrics string
 	// Timeouts are entries of [timeouts], such as
 	// "io.containerd.timeout.cri.cni.add": "5s".
 	Timeouts map[string]string
@@ -39,6 +46,9 @@ type Options struct {
 	// Mounts are argument lists of mount(8), run in the daemon's namespace
 	// before it starts.
 	Mounts [][]string
+	// PrivateNet gives the daemon a network of its own, for plugins that
+	// change the one they run in.
+	PrivateNet bool
 	// NoImage leaves the sandbox image out, for tests that look at CNI only:
 	// a pod then fails, but after its ADD and with NoImage in the error.
 	NoImage bool
@@ -89,6 +99,10 @@ func (d *Daemon) config() string {
 		line("  max_conf_num = %d", o.MaxConfNum)
 	}
 	line("  use_internal_loopback = %t", o.InternalLoopback)
+	if o.Side == Patched {
+		// Stock does not know the key.
+		line("  ready_wait = %s", quote(cmp.Or(o.ReadyWait, "0s")))
+	}
 	for _, l := range o.CNI {
 		line("  %s", l)
 	}
@@ -99,7 +113,10 @@ func (d *Daemon) config() string {
 		section := runtime + ".containerd.runtimes." + name
 		line("[%s]\n  runtime_type = 'io.containerd.runc.v2'", section)
 		if h.ConfDir != "" {
-			line("  cni_conf_dir = %s\n  cni_max_conf_num = %d", quote(h.ConfDir), h.MaxConfNum)
+			line("  cni_conf_dir = %s", quote(h.ConfDir))
+		}
+		if h.MaxConfNum != nil {
+			line("  cni_max_conf_num = %d", *h.MaxConfNum)
 		}
 		line("[%s.options]\n  BinaryName = %s\n  Root = %s", section, quote(d.runc), quote(filepath.Join(d.State, "runc")))
 	}
@@ -108,7 +125,10 @@ func (d *Daemon) config() string {
 	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(filepath.Join(d.State, "s")))
 	line("[plugins.'io.containerd.server.v1.grpc']\n  address = %s", quote(d.Socket()))
 	line("[plugins.'io.containerd.server.v1.ttrpc']\n  address = %s", quote(d.Socket()+".ttrpc"))
-	line("[plugins.'io.containerd.server.v1.debug']\n  address = %s", quote(filepath.Join(d.State, "debug.sock")))
+	line("[plugins.'io.containerd.server.v1.debug']\n  address = %s", quote(d.debugSocket()))
+	if o.Metrics != "" {
+		line("[plugins.'io.containerd.server.v1.metrics']\n  address = %s", quote(o.Metrics))
+	}
 	line("[timeouts]")
 	for _, key := range slices.Sorted(maps.Keys(o.Timeouts)) {
 		line("  %s = %s", quote(key), quote(o.Timeouts[key]))

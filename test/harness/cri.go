@@ -96,6 +96,7 @@ type Report struct {
 			Path              string   `json:"path"`
 			SupportedVersions []string `json:"supportedVersions"`
 			Status            string   `json:"status"`
+			StatusVerb        string   `json:"statusVerb"`
 			Problem           string   `json:"problem"`
 		} `json:"plugins"`
 	} `json:"networks"`
@@ -109,7 +110,21 @@ type Report struct {
 		CIDRs []string `json:"cidrs"`
 		State string   `json:"state"`
 	} `json:"template"`
+	Gates    []Gate            `json:"gates"`
 	Timeouts map[string]string `json:"timeouts"`
+}
+
+// Gate is what a plugin needs from its agent, as the report tells it.
+type Gate struct {
+	Plugin string    `json:"plugin"`
+	Kind   string    `json:"kind"`
+	Target string    `json:"target"`
+	Key    string    `json:"key"`
+	Mode   string    `json:"mode"`
+	Ops    []string  `json:"ops"`
+	Open   bool      `json:"open"`
+	Since  time.Time `json:"since"`
+	Cause  string    `json:"cause"`
 }
 
 // Report reads the cniReload report of a runtime handler; the empty name is

@@ -176,8 +176,12 @@ func (d *Daemon) Start(ctx context.Context) error {
 		script += "\n"
 	}
 	script += `exec "$@"`
-	d.cmd = exec.Command("unshare", "--mount", "--propagation", "private", "--",
-		"/bin/sh", "-ec", script, "sh", filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))
+	unshare := []string{"--mount", "--propagation", "private"}
+	if d.PrivateNet {
+		unshare = append(unshare, "--net")
+	}
+	d.cmd = exec.Command("unshare", append(unshare, "--",
+		"/bin/sh", "-ec", script, "sh", filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.Dir = d.Base
 	d.cmd.Env = append(os.Environ(), "PATH="+d.bin+":"+os.Getenv("PATH"))
@@ -453,13 +457,27 @@ func (d *Daemon) LogTail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// InNamespace runs a command in the daemon's mount namespace.
+// InNamespace runs a command in the daemon's mount namespace and, if it has a
+// network of its own, in that.
 func (d *Daemon) InNamespace(args ...string) error {
-	cmd := exec.Command("nsenter", append([]string{"--target", strconv.Itoa(d.PID()), "--mount", "--"}, args...)...)
+	cmd := d.CommandInside(args...)
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, b)
 	}
 	return nil
+}
+
+func (d *Daemon) nsenter() []string {
+	enter := []string{"--target", strconv.Itoa(d.PID()), "--mount"}
+	if d.PrivateNet {
+		enter = append(enter, "--net")
+	}
+	return append(enter, "--")
+}
+
+// CommandInside is a command in the daemon's namespaces.
+func (d *Daemon) CommandInside(args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append(d.nsenter(), args...)...)
 }
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
