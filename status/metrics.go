@@ -5,6 +5,7 @@ package status
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -28,10 +29,23 @@ type Label struct{ Name, Value string }
 // *cnireload.Network has only its readiness.
 func (v View) Metrics() []Metric {
 	var metrics []Metric
+	// A series must not come twice, or nothing at all is exported. Two lists may
+	// need the same thing, and texts may differ in what cannot be printed.
+	series := make(map[string]int)
 	for _, name := range slices.Sorted(maps.Keys(v.networks)) {
 		l := v.networks[name]
 		add := func(metric, help string, counter bool, value float64, labels ...Label) {
 			labels = append([]Label{{"handler", printable(name)}}, labels...)
+			id := fmt.Sprintf("%s%q", metric, labels)
+			if i, ok := series[id]; ok {
+				if counter {
+					metrics[i].Value += value
+				} else {
+					metrics[i].Value = min(metrics[i].Value, value)
+				}
+				return
+			}
+			series[id] = len(metrics)
 			metrics = append(metrics, Metric{Name: metric, Help: help, Counter: counter, Labels: labels, Value: value})
 		}
 		add("network_ready", "Whether pods of the runtime handler can be attached to their network.", false, number(l.err == nil))
@@ -49,14 +63,7 @@ func (v View) Metrics() []Metric {
 			add("network_watch", "How changes of the conf dir are noticed; 1 for the mode in force.", false, number(s.Watch.Mode == mode),
 				Label{"mode", string(mode)})
 		}
-		seen := make(map[string]bool)
 		for _, g := range s.Gates {
-			// Two lists may need the same thing.
-			if key := g.Plugin + "\x00" + g.Target + "\x00" + string(g.Mode); seen[key] {
-				continue
-			} else {
-				seen[key] = true
-			}
 			add("network_gate_open", "Whether what a plugin needs from its agent is there.", false, number(g.Open),
 				Label{"plugin", printable(g.Plugin)}, Label{"target", printable(g.Target)}, Label{"mode", string(g.Mode)})
 		}
