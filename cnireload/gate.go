@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,8 +101,23 @@ func (g gate) ops() []string {
 // conf is a plugin's configuration, decoded as far as rules look into it.
 type conf map[string]any
 
+// value finds a key the way the plugins' decoder does, which does not mind its
+// case: a gate on the default of a key that is spelled otherwise would never
+// open. The outcome must be the same each time.
+func (c conf) value(key string) any {
+	if v, ok := c[key]; ok {
+		return v
+	}
+	for _, k := range slices.Sorted(maps.Keys(c)) {
+		if strings.EqualFold(k, key) {
+			return c[k]
+		}
+	}
+	return nil
+}
+
 func (c conf) text(key string) string {
-	s, _ := c[key].(string)
+	s, _ := c.value(key).(string)
 	return s
 }
 
@@ -112,17 +129,17 @@ func (c conf) textOr(key, otherwise string) string {
 }
 
 func (c conf) isTrue(key string) bool {
-	b, _ := c[key].(bool)
+	b, _ := c.value(key).(bool)
 	return b
 }
 
 func (c conf) object(key string) conf {
-	m, _ := c[key].(map[string]any)
+	m, _ := c.value(key).(map[string]any)
 	return m
 }
 
 func (c conf) objects(key string) []conf {
-	list, _ := c[key].([]any)
+	list, _ := c.value(key).([]any)
 	var objects []conf
 	for _, e := range list {
 		if m, ok := e.(map[string]any); ok {
@@ -202,7 +219,7 @@ var ipamRules = map[string]func(ipam, entry conf) []gate{
 	// containernetworking/plugins, plugins/ipam/host-local: "no IP ranges
 	// specified". The runtime passes no ipRanges, but may some day.
 	"host-local": func(ipam, entry conf) []gate {
-		ranges, _ := ipam["ranges"].([]any)
+		ranges, _ := ipam.value("ranges").([]any)
 		if ipam.text("subnet") != "" || len(ranges) > 0 || entry.object("capabilities").isTrue("ipRanges") {
 			return nil
 		}
@@ -247,7 +264,9 @@ func azureGate(_, entry conf) []gate {
 	if ip := net.ParseIP(u.Hostname()); u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return nil
 	}
-	return tcpGate(u.Host, false)
+	gates := tcpGate(u.Host, false)
+	gates[0].key = "cnsurl"
+	return gates
 }
 
 // gatesOf returns the gates of a list's plugins and of what they delegate to.
@@ -273,13 +292,16 @@ func entryGates(c conf, completed bool, depth int) []gate {
 	if rule := pluginRules[name]; rule != nil {
 		gates = append(gates, named(name, rule(c))...)
 	}
-	if ipam := c.object("ipam"); ipam != nil {
-		if rule := ipamRules[ipam.text("type")]; rule != nil && !completed {
+	if ipam := c.object("ipam"); ipam != nil && !completed {
+		// flannel-io/cni-plugin, flannel_linux.go: what flannel has as ipam is
+		// its delegate's, and gets the subnet at ADD.
+		filled := name == "flannel" && ipam.text("type") == "host-local"
+		if rule := ipamRules[ipam.text("type")]; rule != nil && !filled {
 			gates = append(gates, named(ipam.text("type"), rule(ipam, c))...)
 		}
 	}
 	if d := c.object("delegate"); d != nil {
-		// flannel puts the subnet into its delegate's ipam at ADD, and others
+		// flannel puts its own ipam in the place of its delegate's, and others
 		// are built after it.
 		gates = append(gates, entryGates(d, true, depth+1)...)
 	}
@@ -305,27 +327,33 @@ func named(plugin string, gates []gate) []gate {
 // gateBound is how long one look at a gate may take.
 const gateBound = time.Second
 
-// check returns nil if the gate is open, and otherwise what its target lacks.
-func (g gate) check(ctx context.Context) error {
+// check returns nil if the gate is open, and otherwise what its target lacks. A
+// file on a disk that does not answer cannot be given up on, and keeps a thread:
+// the look goes on in pending, which the next check takes up.
+func (g gate) check(ctx context.Context, pending *chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, gateBound)
 	defer cancel()
-	// A file on a disk that does not answer cannot be given up on; the
-	// goroutine ends when the disk does.
-	done := make(chan error, 1)
-	go func() {
-		err := g.look(ctx)
-		if err != nil && g.instead != "" && dial(ctx, "tcp", g.instead) == nil {
-			err = nil
-		}
-		done <- err
-	}()
+	if *pending == nil {
+		done := make(chan error, 1)
+		*pending = done
+		go func() {
+			err := g.look(ctx)
+			if err != nil && g.instead != "" && dial(ctx, "tcp", g.instead) == nil {
+				err = nil
+			}
+			done <- err
+		}()
+	}
 	select {
-	case err := <-done:
+	case err := <-*pending:
+		*pending = nil
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("has not answered within %s", gateBound)
+		return errSilent
 	}
 }
+
+var errSilent = fmt.Errorf("has not answered within %s", gateBound)
 
 func (g gate) look(ctx context.Context) error {
 	switch g.kind {
@@ -392,8 +420,12 @@ func dial(ctx context.Context, network, address string) error {
 	if errors.As(err, &op) {
 		err = op.Err
 	}
-	if errors.Is(err, fs.ErrNotExist) {
+	switch timeout, _ := err.(interface{ Timeout() bool }); {
+	case errors.Is(err, fs.ErrNotExist):
 		return errors.New("does not exist")
+	case ctx.Err() != nil, timeout != nil && timeout.Timeout():
+		// In the same words as check, which gives up at the same time.
+		return errSilent
 	}
 	return fmt.Errorf("does not accept connections: %w", err)
 }
@@ -420,13 +452,14 @@ func (e *gateError) Error() string {
 
 // gateHistory is what is known of one gate.
 type gateHistory struct {
-	answer answer
-	open   bool // latched: an agent that restarts does not close it again
-	cause  string
-	since  time.Time
+	answer  answer
+	pending chan error // of a look that has not come to its end; the asking goroutine's
+	open    bool       // latched: an agent that restarts does not close it again
+	cause   string
+	since   time.Time
 }
 
-// gates returns the gates of the networks as they are to be treated.
+// gatesOf returns the gates of the networks as they are to be treated.
 func (c *config) gatesOf(nets []*network) []gate {
 	var gates []gate
 	if c.gates != GatesOff {
@@ -450,37 +483,44 @@ func (c *config) gatesOf(nets []*network) []gate {
 // until the networks bring another set of gates.
 func (l *loop) judgeGates(ctx context.Context, s *Snapshot, nets []*network, now time.Time) (cause, waiting error) {
 	gates := l.n.config.gatesOf(nets)
-	var set strings.Builder
+	var ids strings.Builder
 	for _, g := range gates {
-		set.WriteString(g.id() + "\x00")
+		ids.WriteString(g.id() + "\x00")
 	}
-	if set.String() != l.gateSet {
-		l.gateSet = set.String()
-		clear(l.gates)
+	l.gateSet = ids.String()
+	known := l.gates[l.gateSet]
+	if known == nil {
+		known = make(map[string]*gateHistory)
+		l.gates[l.gateSet] = known
 		l.n.disproved.Store(nil)
 	}
 	for _, g := range gates {
-		h := l.gates[g.id()]
+		h := known[g.id()]
 		if h == nil {
 			h = &gateHistory{since: now}
-			l.gates[g.id()] = h
+			known[g.id()] = h
 		}
 		l.observe(ctx, g, h, now)
 		if !h.open && !h.answer.asked {
-			waiting = fmt.Errorf("%s: looking at %s", g.network, g.target)
+			waiting = g.within(fmt.Errorf("looking for %s", g.target))
 			continue
 		}
 		state := GateState{Plugin: g.plugin, Kind: string(g.kind), Target: g.target, Key: g.key, Mode: g.mode,
 			Ops: g.ops(), Open: h.open, Since: h.since, Cause: h.cause, id: g.id()}
 		s.Gates = append(s.Gates, state)
 		if !h.open && g.mode == GateEnforce && cause == nil {
-			cause = &gateError{gate: g, cause: h.cause, since: h.since}
-			if g.network != "" {
-				cause = fmt.Errorf("%s: %w", g.network, cause)
-			}
+			cause = g.within(&gateError{gate: g, cause: h.cause, since: h.since})
 		}
 	}
 	return cause, waiting
+}
+
+// within puts the gate's network in front of what is said of it.
+func (g gate) within(err error) error {
+	if g.network == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w", g.network, err)
 }
 
 // observe brings what is known of one gate up to date and has it looked at again
@@ -497,14 +537,14 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 			return
 		}
 	}
-	if d := l.n.disproved.Load(); d != nil && (*d)[g.id()] {
+	if d := l.n.disproved.Load(); a.asked && d != nil && (*d)[g.id()] {
 		h.open, h.since, h.cause = true, now, "it "+h.cause+", but an ADD has succeeded without it"
 		return
 	}
 	if !a.pending {
 		due := a.at.Add(l.n.pace.gate)
 		if !a.asked || !now.Before(due) {
-			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.check(ctx) })
+			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.check(ctx, &h.pending) })
 			due = now.Add(l.n.pace.gate)
 		}
 		if due.Before(l.next) {

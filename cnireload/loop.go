@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"strings"
 	"time"
@@ -35,11 +36,14 @@ type loop struct {
 	inUse      map[string]*network
 	generation string // keys of the networks in use
 	known      map[string]*pluginHistory
-	gates      map[string]*gateHistory
-	gateSet    string    // ids of the gates of the networks last judged
-	next       time.Time // when to look again without being told
-	published  string    // digest of the snapshot
-	logged     loggedState
+	// gates are known by set, which is the ids of all gates of the networks, and
+	// by id. Other sets than the last are those of networks that stay in use
+	// while that is being looked at.
+	gates     map[string]map[string]*gateHistory
+	gateSet   string    // the last
+	next      time.Time // when to look again without being told
+	published string    // digest of the snapshot
+	logged    loggedState
 }
 
 // pluginHistory is what one plugin of a list in use was like before now.
@@ -67,7 +71,7 @@ func newLoop(n *Network) *loop {
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
 		known:   make(map[string]*pluginHistory),
-		gates:   make(map[string]*gateHistory),
+		gates:   make(map[string]map[string]*gateHistory),
 	}
 	if n.config.template.path != "" {
 		l.renderer = newRenderer(n.config.template, n.config.confDir)
@@ -412,6 +416,7 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 	}
 	if waiting == nil {
 		l.prober.forget(paths, statuses)
+		maps.DeleteFunc(l.gates, func(set string, _ map[string]*gateHistory) bool { return set != l.gateSet })
 		for key := range l.known {
 			if !statuses[key] {
 				delete(l.known, key)
