@@ -29,6 +29,7 @@ const (
 	Hang   Mode = "hang"   // sleep in the process itself until killed
 	Slow   Mode = "slow"   // sleep Millis, then succeed
 	Silent Mode = "silent" // end with Exit and print nothing
+	Print  Mode = "print"  // print Msg as it is and end with Exit
 )
 
 // Behavior is how one verb is answered.
@@ -48,7 +49,8 @@ type Behavior struct {
 type State struct {
 	// Verbs is keyed by ADD, DEL, CHECK, STATUS, GC and VERSION.
 	Verbs map[string]Behavior `json:"verbs,omitempty"`
-	// Versions is what VERSION says is supported; empty means all.
+	// Versions is what VERSION says is supported, and all that is accepted;
+	// empty means all.
 	Versions []string `json:"versions,omitempty"`
 }
 

@@ -156,6 +156,8 @@ func (w *walk) tell() {
 	say("  stop it:     make run STOP=1")
 }
 
+const readyWait = "1s"
+
 const template = `{
   "cniVersion": "1.0.0",
   "name": "walkthrough",
@@ -184,6 +186,9 @@ func (w *walk) walk(ctx context.Context) error {
 		Base:     w.base,
 		Template: filepath.Join(w.base, "net.tmpl"),
 		Detached: true,
+		// The default is 30s, in which most pods of a booting node need no
+		// second try.
+		ReadyWait: readyWait,
 	}); err != nil {
 		return err
 	}
@@ -218,7 +223,7 @@ func (w *walk) walk(ctx context.Context) error {
 	if err := w.show(ctx, false, `"ptp"`); err != nil {
 		return err
 	}
-	w.title("a pod is refused before anything is run or written for it")
+	w.title("a pod waits for its network, here for ready_wait = %q (default 30s), and is refused before anything is run or written for it", readyWait)
 	if err := os.WriteFile(w.podPath(), []byte(w.podJSON()), 0o644); err != nil {
 		return err
 	}
