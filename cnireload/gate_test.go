@@ -1,0 +1,1161 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package cnireload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// line writes a gate as a line, for tables.
+func (g gate) line() string {
+	s := fmt.Sprintf("%s: %s %s", g.plugin, g.kind, g.target)
+	if g.instead != "" {
+		s += " or " + g.instead
+	}
+	if g.key != "" {
+		s += " (" + g.key + ")"
+	}
+	return s + ", " + string(g.mode) + ", " + strings.Join(g.ops(), "+")
+}
+
+func lines(gates []gate) []string {
+	var s []string
+	for _, g := range gates {
+		s = append(s, g.line())
+	}
+	return s
+}
+
+// gateRows are the design's table of gates, in the form in which vendors ship
+// their lists. Each plugin that gets a rule gets a row.
+var gateRows = []struct {
+	name    string
+	plugins []string
+	want    []string
+}{
+	{"calico as shipped", []string{
+		`{"type":"calico","nodename":"n1","kubernetes":{"kubeconfig":"/etc/cni/net.d/calico-kubeconfig"},"ipam":{"type":"calico-ipam"}}`, `portmap`,
+	}, []string{
+		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+		"calico: file /etc/cni/net.d/calico-kubeconfig (kubernetes.kubeconfig), enforce, ADD+DEL",
+	}},
+	// Without a nodename the content of the file is used.
+	{"calico without nodename", []string{`{"type":"calico"}`}, []string{
+		"calico: file not empty /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+	}},
+	{"calico, all keys", []string{
+		`{"type":"calico","nodename":"n1","nodename_file":"/run/n","require_mtu_file":true,"kubernetes":{"kubeconfig":""}}`,
+	}, []string{
+		"calico: file /run/n (nodename_file), enforce, ADD+DEL",
+		"calico: file /var/lib/calico/mtu (require_mtu_file), enforce, ADD",
+	}},
+	{"calico, file optional", []string{`{"type":"calico","nodename_file_optional":true,"nodename_file":"/run/n","kubernetes":{"kubeconfig":"/k"}}`}, []string{
+		"calico: file /k (kubernetes.kubeconfig), enforce, ADD+DEL",
+	}},
+	{"calico, file not optional", []string{`{"type":"calico","nodename":"n","nodename_file_optional":false,"require_mtu_file":false}`}, []string{
+		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+	}},
+	// Plugins decode their keys whatever the case.
+	{"calico, other case", []string{`{"type":"calico","nodeName":"n1","Nodename_File":"/run/n","kubernetes":{"kubeConfig":"/k"}}`}, []string{
+		"calico: file /run/n (nodename_file), enforce, ADD+DEL",
+		"calico: file /k (kubernetes.kubeconfig), enforce, ADD+DEL",
+	}},
+	{"canal", []string{`{"type":"calico","nodename":"n","ipam":{"type":"host-local","subnet":"usePodCidr"}}`}, []string{
+		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+	}},
+	{"canal, ranges", []string{`{"type":"calico","nodename":"n","ipam":{"type":"host-local","ranges":[[{"subnet":"usePodCidr"}]]}}`}, []string{
+		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+	}},
+	{"canal-etcd", []string{`{"type":"flannel","delegate":{"type":"calico","nodename":"n","etcd_endpoints":"https://x"}}`}, []string{
+		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
+		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+	}},
+	{"flannel", []string{`{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}}`, `portmap`}, []string{
+		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
+	}},
+	{"flannel, own file", []string{`{"type":"flannel","subnetFile":"/run/s"}`}, []string{
+		"flannel: flannel env file /run/s (subnetFile), enforce, ADD",
+	}},
+	// Flannel puts the subnet into what it has as ipam, and that into its delegate.
+	{"flannel, own ipam", []string{`{"type":"flannel","ipam":{"type":"host-local","dataDir":"/d"},"delegate":{"type":"macvlan","ipam":{"type":"dhcp"}}}`}, []string{
+		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
+	}},
+	{"flannel, dhcp", []string{`{"type":"flannel","ipam":{"type":"dhcp"}}`}, []string{
+		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
+		"dhcp: unix socket /run/cni/dhcp.sock (ipam.daemonSocketPath), enforce, ADD+DEL",
+	}},
+	{"multus", []string{
+		`{"type":"multus","readinessindicatorfile":"/run/ready","delegates":[
+			{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"type":"flannel"},{"type":"portmap"}]},
+			{"type":"macvlan","ipam":{"type":"dhcp"}},
+			{"type":"bridge","ipam":{"type":"host-local"}}]}`,
+	}, []string{
+		"multus: file /run/ready (readinessindicatorfile), report, ADD",
+		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
+		"dhcp: unix socket /run/cni/dhcp.sock (ipam.daemonSocketPath), enforce, ADD+DEL",
+		"host-local: configuration subnet or ranges (ipam.ranges), enforce, ADD",
+	}},
+	{"multus without indicator", []string{`{"type":"multus","kubeconfig":"/k"}`}, nil},
+	{"multus-shim", []string{`{"type":"multus-shim"}`}, []string{"multus-shim: unix socket /run/multus/multus.sock (daemonSocketDir), enforce, ADD"}},
+	{"multus-shim, own dir", []string{`{"type":"multus-shim","daemonSocketDir":"/host/run/multus/"}`}, []string{
+		"multus-shim: unix socket /host/run/multus/multus.sock (daemonSocketDir), enforce, ADD",
+	}},
+	{"kube-ovn", []string{`{"type":"kube-ovn","server_socket":"/run/openvswitch/kube-ovn-daemon.sock"}`}, []string{
+		"kube-ovn: unix socket /run/openvswitch/kube-ovn-daemon.sock (server_socket), enforce, ADD+DEL",
+	}},
+	{"kube-ovn without the key", []string{`{"type":"kube-ovn"}`}, nil},
+	{"kube-ovn as ipam", []string{`{"type":"macvlan","ipam":{"type":"kube-ovn","server_socket":"/run/o.sock"}}`}, []string{
+		"kube-ovn: unix socket /run/o.sock (ipam.server_socket), enforce, ADD+DEL",
+	}},
+	{"spiderpool", []string{`{"type":"macvlan","ipam":{"type":"spiderpool"}}`, `coordinator`}, []string{
+		"spiderpool: unix socket /var/run/spidernet/spiderpool.sock (ipam.ipam_unix_socket_path), enforce, ADD+DEL",
+	}},
+	{"spiderpool, own socket", []string{`{"type":"ipvlan","ipam":{"type":"spiderpool","ipam_unix_socket_path":"/run/s"}}`}, []string{
+		"spiderpool: unix socket /run/s (ipam.ipam_unix_socket_path), enforce, ADD+DEL",
+	}},
+	{"dhcp", []string{`{"type":"macvlan","ipam":{"type":"dhcp"}}`}, []string{
+		"dhcp: unix socket /run/cni/dhcp.sock (ipam.daemonSocketPath), enforce, ADD+DEL",
+	}},
+	{"dhcp, own socket", []string{`{"type":"macvlan","ipam":{"type":"dhcp","daemonSocketPath":"/run/d"}}`}, []string{
+		"dhcp: unix socket /run/d (ipam.daemonSocketPath), enforce, ADD+DEL",
+	}},
+	{"host-local, subnet", []string{`{"type":"bridge","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}`}, nil},
+	{"host-local, ranges", []string{`{"type":"ptp","ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`}, nil},
+	{"host-local, ranges from the runtime", []string{`{"type":"bridge","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}}`}, nil},
+	{"host-local, empty ranges", []string{`{"type":"bridge","ipam":{"type":"host-local","ranges":[],"subnet":""}}`}, []string{
+		"host-local: configuration subnet or ranges (ipam.ranges), enforce, ADD",
+	}},
+	{"kube-router as installed", []string{`{"name":"kubernetes","type":"bridge","bridge":"kube-bridge","isDefaultGateway":true,"ipam":{"type":"host-local"}}`}, []string{
+		"host-local: configuration subnet or ranges (ipam.ranges), enforce, ADD",
+	}},
+	{"kindnet", []string{`{"type":"ptp","ipMasq":false,"ipam":{"type":"host-local","dataDir":"/run/cni-ipam-state","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`, `portmap`}, nil},
+	{"cilium", []string{`{"type":"cilium-cni","log-file":"/var/run/cilium/cilium-cni.log"}`}, []string{
+		"cilium-cni: unix socket /var/run/cilium/cilium.sock, report, ADD",
+	}},
+	{"gke with cilium chained", []string{`{"type":"ptp","ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`, `portmap`, `cilium-cni`}, []string{
+		"cilium-cni: unix socket /var/run/cilium/cilium.sock, report, ADD",
+	}},
+	{"ovn-kubernetes", []string{`{"type":"ovn-k8s-cni-overlay"}`}, []string{
+		"ovn-k8s-cni-overlay: unix socket /var/run/ovn-kubernetes/cni/ovn-cni-server.sock, report, ADD+DEL",
+	}},
+	{"antrea", []string{`{"type":"antrea","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}`, `bandwidth`}, []string{
+		"antrea: unix socket /var/run/antrea/cni.sock, report, ADD+DEL",
+	}},
+	{"terway", []string{`terway`}, []string{"terway: unix socket /var/run/eni/eni.socket, report, ADD+DEL"}},
+	{"aws", []string{`{"type":"aws-cni","vethPrefix":"eni"}`, `egress-cni`, `portmap`}, []string{
+		"aws-cni: unix socket /var/run/aws-node/ipamd.sock or 127.0.0.1:50051, report, ADD",
+	}},
+	{"azure with CNS", []string{`{"type":"azure-vnet","ipam":{"type":"azure-cns"}}`}, []string{
+		"azure-cns: tcp port localhost:10090 (cnsurl), report, ADD",
+	}},
+	{"azure with its own CNS address", []string{`{"type":"azure-vnet","cnsurl":"http://127.0.0.2:99","ipam":{"type":"azure-ipam"}}`}, []string{
+		"azure-ipam: tcp port 127.0.0.2:99 (cnsurl), report, ADD",
+	}},
+	{"azure with CNS on IPv6", []string{`{"type":"azure-vnet","cnsurl":"http://[::1]:99/x","ipam":{"type":"azure-ipam"}}`}, []string{
+		"azure-ipam: tcp port [::1]:99 (cnsurl), report, ADD",
+	}},
+	{"azure with CNS elsewhere", []string{`{"type":"azure-vnet","cnsurl":"http://10.0.0.1:10090","ipam":{"type":"azure-cns"}}`}, nil},
+	{"azure with CNS by a name", []string{`{"type":"azure-vnet","cnsurl":"http://localhost.evil.example:10090","ipam":{"type":"azure-cns"}}`}, nil},
+	{"azure with no address", []string{`{"type":"azure-vnet","cnsurl":"%zz","ipam":{"type":"azure-cns"}}`, `{"type":"azure-vnet","cnsurl":"localhost:10090","ipam":{"type":"azure-cns"}}`}, nil},
+	{"azure without CNS", []string{`{"type":"azure-vnet","ipam":{"type":"azure-vnet-ipam"}}`}, nil},
+	{"weave", []string{`{"type":"weave-net","hairpinMode":true}`, `portmap`}, []string{"weave-net: tcp port 127.0.0.1:6784, report, ADD+DEL"}},
+	{"weave as ipam", []string{`{"type":"bridge","ipam":{"type":"weave-ipam"}}`}, []string{"weave-ipam: tcp port 127.0.0.1:6784, report, ADD+DEL"}},
+	// Its agent can be a pod of the pod network: it would wait for itself.
+	{"istio", []string{`{"type":"istio-cni","cni_agent_run_dir":"/var/run/istio-cni","kubernetes":{"kubeconfig":"/k"}}`}, nil},
+	{"needs nothing", []string{`portmap`, `bandwidth`, `tuning`, `firewall`, `sbr`, `loopback`, `{"type":"bridge","ipam":{"type":"static"}}`}, nil},
+	{"unknown", []string{`{"type":"somebodys","nodename_file":"/x","server_socket":"/y","readinessindicatorfile":"/z","ipam":{"type":"theirs","server_socket":"/y"}}`}, nil},
+	// The delegate's address management is filled in by who delegates.
+	{"delegate without ranges", []string{`{"type":"somebodys","delegate":{"type":"bridge","ipam":{"type":"host-local"}}}`}, nil},
+	{"nested", []string{`{"type":"multus","delegates":[{"type":"multus","delegates":[{"plugins":[{"type":"antrea"}]}],"delegate":{"type":"terway"}}]}`}, []string{
+		"terway: unix socket /var/run/eni/eni.socket, report, ADD+DEL",
+		"antrea: unix socket /var/run/antrea/cni.sock, report, ADD+DEL",
+	}},
+	// It is the plugin's affair what it makes of these; nothing is to be waited for.
+	{"bad shapes", []string{
+		`{"type":"calico","nodename":7,"nodename_file":["x"],"nodename_file_optional":"true","kubernetes":"k","delegate":3,"delegates":{"type":"antrea"}}`,
+		`{"type":"multus","delegates":[1,null,"x",[],{"plugins":7},{"plugins":[null,{"type":7}]},{"type":"x","ipam":[]},{"type":"x","ipam":{"type":["dhcp"]}}]}`,
+		`{"type":"bridge","ipam":{"type":"host-local","ranges":{"a":1},"subnet":"10.1.0.0/24"}}`,
+	}, []string{
+		"calico: file not empty /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
+	}},
+}
+
+func TestGatesOf(t *testing.T) {
+	t.Parallel()
+	ruled := make(map[string]bool)
+	for _, tt := range gateRows {
+		list, err := libcni.ConfListFromBytes([]byte(conflist("1.0.0", "a", tt.plugins...)))
+		if err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		gates := gatesOf(list)
+		if got := lines(gates); !slices.Equal(got, tt.want) {
+			t.Errorf("%s:\ngot  %q\nwant %q", tt.name, got, tt.want)
+		}
+		for _, g := range gates {
+			ruled[g.plugin] = true
+			// Readiness is held back only by what the configuration names: what
+			// is compiled in may move with a release of the plugin.
+			if g.mode == GateEnforce && g.key == "" {
+				t.Errorf("%s: %s is enforced, but no key leads to it", tt.name, g.line())
+			}
+		}
+	}
+	for typ := range pluginRules {
+		if !ruled[typ] {
+			t.Errorf("%s has a rule, but no row", typ)
+		}
+	}
+	for typ := range ipamRules {
+		if !ruled[typ] {
+			t.Errorf("ipam %s has a rule, but no row", typ)
+		}
+	}
+}
+
+func TestGateModes(t *testing.T) {
+	t.Parallel()
+	list, err := libcni.ConfListFromBytes([]byte(conflist("1.0.0", "a", `{"type":"calico","nodename":"n"}`, "cilium-cni")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nets := []*network{{attachment: attachment{list: list, ifName: "eth0"}, file: &confFile{path: "/d/10-a.conflist"}}}
+	for _, tt := range []struct {
+		mode string
+		want string
+	}{
+		{"", "enforce report enforce"},
+		{"auto", "enforce report enforce"},
+		{"report", "report report enforce"},
+		{"off", "enforce"},
+	} {
+		c, err := newConfig([]Opt{WithGates(tt.mode), WithReadyFiles([]string{"/run/flag"})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		gates := c.gatesOf(nets)
+		var modes []string
+		for _, g := range gates {
+			modes = append(modes, string(g.mode))
+			if (g.plugin == "") != (g.network == "") || g.network != "" && g.network != `network "a" in /d/10-a.conflist` {
+				t.Errorf("%q: %+v", tt.mode, g)
+			}
+		}
+		if got := strings.Join(modes, " "); got != tt.want {
+			t.Errorf("gates = %q: %s, want %s", tt.mode, got, tt.want)
+		}
+		if last := gates[len(gates)-1].line(); last != ": file /run/flag (ready_files), enforce, ADD" {
+			t.Errorf("%q: %s", tt.mode, last)
+		}
+	}
+}
+
+func TestInvalidGateOptions(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		opt   Opt
+		words []string
+	}{
+		{WithGates("on"), []string{`invalid gates = "on"`, `"auto", "report" or "off"`}},
+		{WithReadyFiles([]string{"/ok", "flag"}), []string{`invalid ready_files entry "flag"`, "absolute path"}},
+		{WithReadyFiles([]string{""}), []string{`invalid ready_files entry ""`}},
+		{WithReadyWait("30"), []string{`invalid ready_wait = "30"`, `"30s"`}},
+		{WithReadyWait("-1s"), []string{`invalid ready_wait = "-1s"`, `"0s" not to wait`}},
+	} {
+		if _, err := New(tt.opt); missingWords(err, tt.words) != "" {
+			t.Errorf("%v", err)
+		}
+	}
+	for wait, want := range map[string]time.Duration{"": 30 * time.Second, "0s": 0, "0": 0, "1m": time.Minute} {
+		if c, err := newConfig([]Opt{WithReadyWait(wait)}); err != nil || c.readyWait != want {
+			t.Errorf("ready_wait = %q: %s, %v", wait, c.readyWait, err)
+		}
+	}
+}
+
+// listen accepts connections at address until the test ends, or until stop.
+func listen(t testing.TB, network, address string) (l net.Listener, stop func()) {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u, ok := l.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false) // as after a crash
+	}
+	stop = func() { _ = l.Close() }
+	t.Cleanup(stop)
+	return l, stop
+}
+
+const goodFlannel = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+
+// Each kind of gate, against what is really there.
+func TestGateChecks(t *testing.T) {
+	t.Parallel()
+	// Not t.TempDir: paths of sockets are short.
+	dir, err := os.MkdirTemp("", "gate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	at := func(name string) string { return filepath.Join(dir, name) }
+	put := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(at(name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(target, name string) {
+		t.Helper()
+		if err := os.Symlink(target, at(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("empty", "")
+	put("full", "x")
+	link("full", "link")
+	link("nowhere", "dangling")
+	put("flannel", goodFlannel)
+	put("flannel6", "FLANNEL_IPV6_SUBNET=fd00::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n")
+	put("flannel-half", "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\nFLANNEL_M")
+	put("flannel-none", "FLANNEL_NETWORK=10.1.0.0/16\n")
+	if err := syscall.Mkfifo(at("fifo"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, "unix", at("live"))
+	_, stop := listen(t, "unix", at("dead"))
+	stop()
+	datagram, err := net.ListenPacket("unixgram", at("datagram"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer datagram.Close()
+	open, _ := listen(t, "tcp", "127.0.0.1:0")
+	closed, stop := listen(t, "tcp", "127.0.0.1:0")
+	stop()
+	for _, tt := range []struct {
+		kind   gateKind
+		target string
+		want   string
+	}{
+		{gateFile, at("full"), ""},
+		{gateFile, at("empty"), ""},
+		{gateFile, at("link"), ""},
+		{gateFile, at("fifo"), ""},
+		{gateFile, dir, ""},
+		{gateFile, at("none"), "does not exist"},
+		{gateFile, at("no/such/dir"), "does not exist"},
+		{gateFile, at("dangling"), "does not exist"},
+		{gateFile, at("full/x"), "cannot be looked at: stat " + at("full/x") + ": not a directory"},
+		{gateFilled, at("full"), ""},
+		{gateFilled, at("empty"), "is empty"},
+		{gateFilled, at("none"), "does not exist"},
+		{gateFlannel, at("flannel"), ""},
+		{gateFlannel, at("flannel6"), ""},
+		{gateFlannel, at("flannel-half"), "lacks FLANNEL_MTU, FLANNEL_IPMASQ"},
+		{gateFlannel, at("flannel-none"), "lacks FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
+		{gateFlannel, at("full"), "lacks FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
+		{gateFlannel, at("empty"), "is empty"},
+		{gateFlannel, at("none"), "does not exist"},
+		{gateFlannel, at("fifo"), "is not a regular file but a FIFO"},
+		{gateUnix, at("live"), ""},
+		{gateUnix, at("dead"), "does not accept connections: connect: connection refused"},
+		{gateUnix, at("full"), "does not accept connections: connect: connection refused"},
+		{gateUnix, at("none"), "does not exist"},
+		{gateUnix, at("datagram"), "does not accept connections: connect: protocol wrong type for socket"},
+		{gateTCP, open.Addr().String(), ""},
+		{gateTCP, closed.Addr().String(), "does not accept connections: connect: connection refused"},
+		{gateConf, "subnet or ranges", "is not set"},
+	} {
+		var pending chan error
+		err := gate{kind: tt.kind, target: tt.target}.check(t.Context(), &pending)
+		if errorText(err) != tt.want {
+			t.Errorf("%s %s: %q, want %q", tt.kind, tt.target, errorText(err), tt.want)
+		}
+	}
+
+	// Either will do.
+	var pending chan error
+	for _, tt := range []struct {
+		target, instead, want string
+	}{
+		{at("live"), closed.Addr().String(), ""},
+		{at("none"), open.Addr().String(), ""},
+		{at("none"), closed.Addr().String(), "does not exist"},
+	} {
+		g := gate{kind: gateUnix, target: tt.target, instead: tt.instead}
+		if err := g.check(t.Context(), &pending); errorText(err) != tt.want {
+			t.Errorf("%+v: %v", g, err)
+		}
+	}
+}
+
+// Something that takes connections in but has no room for more: a dial waits.
+func fullTCP(t *testing.T) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
+	for range 8 {
+		c, err := net.DialTimeout("tcp", address, 300*time.Millisecond)
+		if err != nil {
+			return address
+		}
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	t.Skip("this system always has room for another connection")
+	return ""
+}
+
+// A check on something that does not answer ends by its bound, in the same words
+// each time, and the next does not start another look beside it.
+func TestGateCheckIsBounded(t *testing.T) {
+	t.Parallel()
+	g := gate{kind: gateTCP, target: fullTCP(t)}
+	var pending chan error
+	for range 4 {
+		start := time.Now()
+		err := g.check(t.Context(), &pending)
+		if errorText(err) != "has not answered within 1s" {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(start); took > gateBound+time.Second {
+			t.Errorf("took %s", took)
+		}
+	}
+	// A look that hangs for ever is one look.
+	hanging := make(chan error, 1)
+	pending = hanging
+	for range 2 {
+		if err := g.check(t.Context(), &pending); err != errSilent || pending != hanging {
+			t.Errorf("%v", err)
+		}
+	}
+	hanging <- nil
+	if err := g.check(t.Context(), &pending); err != nil || pending != nil {
+		t.Errorf("%v, %v", err, pending)
+	}
+	// The caller goes away.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	pending = make(chan error)
+	start := time.Now()
+	if err := g.check(ctx, &pending); err == nil || time.Since(start) > gateBound/2 {
+		t.Errorf("%v after %s", err, time.Since(start))
+	}
+}
+
+// FuzzGates has rules look at any configuration that libcni lets through.
+func FuzzGates(f *testing.F) {
+	for _, row := range gateRows {
+		f.Add([]byte(conflist("1.0.0", "a", row.plugins...)))
+	}
+	for _, seed := range []string{
+		`{"type":"calico","kubernetes":null}`, `{"type":"azure-vnet","cnsurl":"http://[::1","ipam":{"type":"azure-cns"}}`,
+		`{"type":"multus","delegates":[` + strings.Repeat(`{"type":"multus","delegates":[`, 30) + strings.Repeat(`]}`, 30) + `]}`,
+		`{"type":"flannel","delegate":` + strings.Repeat(`{"type":"flannel","delegate":`, 30) + `1` + strings.Repeat(`}`, 30) + `}`,
+		`{"type":"bridge","IPAM":{"Type":"dhcp"},"ipam":{"type":"host-local"}}`, `{"type":"calico","a":1,"A":2,"NODENAME_FILE":"/x","Nodename_file":"/y"}`,
+	} {
+		f.Add([]byte(conflist("1.0.0", "a", seed)))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		list, err := libcni.ConfListFromBytes(b)
+		if err != nil {
+			return
+		}
+		for _, p := range pluginsOf(list) {
+			if p.version == "" {
+				t.Errorf("%+v needs no version", p)
+			}
+		}
+		gates := gatesOf(list)
+		for _, g := range gates {
+			if g.plugin == "" || g.target == "" || g.kind == "" || g.mode != GateEnforce && g.mode != GateReport {
+				t.Errorf("%+v", g)
+			}
+			if g.kind == gateTCP {
+				if _, _, err := net.SplitHostPort(g.target); err != nil {
+					t.Errorf("%s: %v", g.target, err)
+				}
+			}
+		}
+		// Whether gates are the same ones is told by comparing them.
+		for range 3 {
+			if again := gatesOf(list); !slices.Equal(again, gates) {
+				t.Fatalf("%q, then %q", lines(gates), lines(again))
+			}
+		}
+	})
+}
+
+// held is a list whose plugin, a fake, needs a file.
+func held(name, file string) string {
+	return conflist("1.0.0", name, fmt.Sprintf(`{"type":"calico","nodename":"n","nodename_file":%q}`, file))
+}
+
+// publishes records every snapshot that a network publishes until the returned
+// function is called.
+func publishes(n *Network) func() []*Snapshot {
+	var all []*Snapshot
+	done, stop := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for s := n.Snapshot(); ; s = n.Snapshot() {
+			if len(all) == 0 || all[len(all)-1] != s {
+				all = append(all, s)
+			}
+			select {
+			case <-s.superseded:
+			case <-stop:
+				return
+			}
+		}
+	}()
+	return func() []*Snapshot {
+		close(stop)
+		<-done
+		return all
+	}
+}
+
+// A list whose gate is closed is never ready, from the moment it comes into use;
+// the gate opens by itself, and then stays open (L10).
+func TestGateLifecycle(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("fakenet", "calico")
+	d.answer("calico", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
+	file, other := filepath.Join(d.answers, "nodename"), filepath.Join(d.answers, "other")
+	d.write("10-a.conflist", conflist("1.0.0", "a", "fakenet"))
+	n := d.started()
+	becomesReady(t, n)
+	all := publishes(n)
+	d.write("10-a.conflist", held("a", file))
+	s := becomesUnready(t, n, `network "a" in `+d.conf+`/10-a.conflist: plugin "calico" needs `+file+` (nodename_file), which does not exist, since 2`)
+	if len(s.Gates) != 1 || s.Gates[0].Open || s.Gates[0].Cause != "does not exist" || !slices.Equal(s.Gates[0].Ops, []string{"ADD", "DEL"}) {
+		t.Errorf("%+v", s.Gates)
+	}
+	for i := range 50 {
+		d.write("unrelated", fmt.Sprint(i))
+	}
+	// Nothing new is nothing new, however often it is looked at.
+	stays(t, 4*n.pace.gate, func() string {
+		if n.Snapshot() != s {
+			return fmt.Sprintf("published again: %v", n.Status())
+		}
+		return ""
+	})
+	if _, err := n.Setup(t.Context(), "c", "/ns"); !IsCNINotInitialized(err) || d.count("calico", "ADD") != 0 {
+		t.Errorf("Setup behind a closed gate: %v", err)
+	}
+	if err := n.Remove(t.Context(), "c", "/ns"); err != nil {
+		t.Errorf("DEL is not gated: %v", err)
+	}
+
+	d.must(os.WriteFile(file, nil, 0o644))
+	s = becomesReady(t, n)
+	if len(s.Gates) != 1 || !s.Gates[0].Open || s.Gates[0].Cause != "" || s.Gates[0].Since.IsZero() {
+		t.Errorf("%+v", s.Gates)
+	}
+	if _, err := n.Setup(t.Context(), "c", "/ns"); err != nil {
+		t.Error(err)
+	}
+	// Open, it stays open, whatever becomes of the file, also in a generation
+	// with the same gates.
+	d.must(os.Remove(file))
+	stays(t, 4*n.pace.gate, func() string { return errorText(n.Status()) })
+	generation := n.Snapshot().Generation
+	d.write("10-a.conflist", held("a", file)+"\n")
+	eventually(t, func() string {
+		if s := n.Snapshot(); s.Generation == generation {
+			return "the new content is not in use"
+		}
+		return ""
+	})
+	stays(t, 4*n.pace.gate, func() string { return errorText(n.Status()) })
+
+	// Another set of gates is looked at anew.
+	d.write("10-a.conflist", held("b", other))
+	becomesUnready(t, n, `network "b"`, other)
+	d.write("10-a.conflist", held("a", file))
+	becomesUnready(t, n, `network "a"`, file)
+	// So is the same one after its file was gone.
+	d.must(os.WriteFile(file, nil, 0o644))
+	becomesReady(t, n)
+	d.remove("10-a.conflist")
+	becomesUnready(t, n, "no network config found")
+	d.must(os.Remove(file))
+	d.write("10-a.conflist", held("a", file))
+	becomesUnready(t, n, file)
+
+	for _, s := range all() {
+		closed := slices.ContainsFunc(s.Gates, func(g GateState) bool { return !g.Open })
+		uses := slices.ContainsFunc(s.Networks, func(n NetworkState) bool { return n.Plugins[0].Type == "calico" })
+		if s.Ready() && (closed || uses && len(s.Gates) == 0) {
+			t.Errorf("ready with %+v", s.Gates)
+		}
+	}
+}
+
+// While a list with other gates is only looked at, those of the list in use are
+// not forgotten: it may be the next one again.
+func TestGateStaysOpenWhileAnotherListIsLookedAt(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("calico", "slow")
+	file := filepath.Join(d.answers, "nodename")
+	d.must(os.WriteFile(file, nil, 0o644))
+	d.answer("slow", "VERSION", reply{sh: "exec sleep 300"})
+	d.write("10-a.conflist", held("a", file))
+	n := d.started()
+	becomesReady(t, n)
+	d.must(os.Remove(file))
+	all := publishes(n)
+	for range 3 {
+		d.write("10-a.conflist", conflist("1.0.0", "a", "slow"))
+		eventually(t, func() string {
+			if d.count("slow", "VERSION") == 0 {
+				return "the other list is not looked at"
+			}
+			return ""
+		})
+		d.write("10-a.conflist", held("a", file))
+		d.must(n.Load())
+	}
+	stays(t, 2*n.pace.gate, func() string { return errorText(n.Status()) })
+	for _, s := range all() {
+		if !s.Ready() {
+			t.Errorf("not ready: %v", s.Err())
+		}
+	}
+}
+
+// Each enforced kind of gate closes the network, a reported one does not.
+func TestGateEffects(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		plugins []string
+		opts    []Opt
+		words   []string // why it is not ready; nil if it is
+		gates   int
+	}{
+		{"socket", []string{`{"type":"multus-shim","daemonSocketDir":"/nowhere"}`}, nil,
+			[]string{`plugin "multus-shim" needs /nowhere/multus.sock (daemonSocketDir), which does not exist, since `}, 1},
+		{"configuration", []string{`{"type":"bridge","ipam":{"type":"host-local"}}`}, nil,
+			[]string{`plugin "host-local" needs subnet or ranges (ipam.ranges), which is not set, since `}, 1},
+		{"configuration, parse", []string{`{"type":"bridge","ipam":{"type":"host-local"}}`}, []Opt{WithReadiness("parse")},
+			[]string{`plugin "host-local" needs subnet or ranges`}, 1},
+		{"reported by mode", []string{`{"type":"bridge","ipam":{"type":"host-local"}}`}, []Opt{WithGates("report")}, nil, 1},
+		{"off", []string{`{"type":"bridge","ipam":{"type":"host-local"}}`}, []Opt{WithGates("off")}, nil, 0},
+		{"reported", []string{"terway"}, nil, nil, 1},
+		{"ready_files", []string{"fakenet"}, []Opt{WithReadyFiles([]string{"/nowhere/flag"})},
+			[]string{"cni plugin not initialized: /nowhere/flag (ready_files) does not exist, since "}, 1},
+		{"ready_files, gates off", []string{"terway"}, []Opt{WithReadyFiles([]string{"/nowhere/flag"}), WithGates("off")},
+			[]string{"/nowhere/flag (ready_files) does not exist"}, 1},
+		{"ready_files, gates reported", []string{"fakenet"}, []Opt{WithReadyFiles([]string{"/nowhere/flag"}), WithGates("report")},
+			[]string{"/nowhere/flag (ready_files) does not exist"}, 1},
+		{"ready_files that are there", []string{"fakenet"}, []Opt{WithReadyFiles([]string{"/", "/proc"})}, nil, 2},
+		{"a plugin's gate comes before ready_files", []string{`{"type":"bridge","ipam":{"type":"host-local"}}`}, []Opt{WithReadyFiles([]string{"/nowhere"})},
+			[]string{`plugin "host-local" needs`}, 2},
+		{"an executable comes before a gate", []string{`{"type":"kube-ovn","server_socket":"/nowhere"}`}, nil, []string{`plugin "kube-ovn" not found`}, 1},
+		{"a required plugin comes before a gate", []string{`{"type":"bridge","ipam":{"type":"host-local"}}`}, []Opt{WithRequiredPlugins([]string{"portmap"})},
+			[]string{`required plugin "portmap" is in none of the networks in use`}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			d := newNode(t)
+			d.install("fakenet", "bridge", "host-local", "multus-shim", "terway")
+			d.write("10-a.conflist", conflist("1.0.0", "a", tt.plugins...))
+			n := d.network(tt.opts...)
+			d.must(n.Load())
+			if tt.words == nil {
+				d.must(n.Status())
+			} else if wrong := missingWords(n.Status(), tt.words); wrong != "" {
+				t.Error(wrong)
+			}
+			if got := len(n.Snapshot().Gates); got != tt.gates {
+				t.Errorf("%d gates: %+v", got, n.Snapshot().Gates)
+			}
+		})
+	}
+}
+
+// Agents that are seen from both sides: not there, there, gone again.
+func TestSocketGateOpens(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	dir, err := os.MkdirTemp("", "gate") // paths of sockets are short
+	d.must(err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "multus.sock")
+	d.install("multus-shim")
+	_, stop := listen(t, "unix", socket)
+	stop()
+	d.write("10-a.conflist", conflist("1.0.0", "a", fmt.Sprintf(`{"type":"multus-shim","daemonSocketDir":%q}`, dir)))
+	n := d.started()
+	becomesUnready(t, n, socket+" (daemonSocketDir), which does not accept connections: connect: connection refused, since ")
+	d.must(os.Remove(socket))
+	becomesUnready(t, n, socket+" (daemonSocketDir), which does not exist, since ")
+	_, stop = listen(t, "unix", socket)
+	becomesReady(t, n)
+	stop()
+	stays(t, 3*n.pace.gate, func() string { return errorText(n.Status()) })
+}
+
+// At the pace of a real network: looked at twice a second, told in words that do
+// not change, open within the pace.
+func TestGatePace(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("calico")
+	file := filepath.Join(d.answers, "nodename")
+	d.write("10-a.conflist", held("a", file))
+	synctest.Test(t, func(t *testing.T) {
+		n := d.in(t).network()
+		d.fakeTime(n, answersVersions)
+		n.Start()
+		closed := n.Snapshot()
+		if wrong := missingWords(closed.Err(), []string{"nodename"}); wrong != "" {
+			t.Fatal(wrong)
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if s := n.Snapshot(); s != closed {
+			t.Errorf("published again after an hour: %v", s.Err())
+		}
+		for range 20 {
+			d.must(os.WriteFile(file, nil, 0o644))
+			start := time.Now()
+			for n.Status() != nil {
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
+			}
+			if took := time.Since(start); took > defaultPace.gate+time.Millisecond {
+				t.Fatalf("open after %s", took)
+			}
+			// An odd while, so that looks are not in step.
+			d.must(os.Remove(file))
+			d.remove("10-a.conflist")
+			_ = n.Load()
+			d.write("10-a.conflist", held("a", file))
+			d.must(n.Load())
+			time.Sleep(1234 * time.Millisecond)
+			synctest.Wait()
+			if n.Status() == nil {
+				t.Fatal("ready")
+			}
+		}
+	})
+}
+
+// admitting starts calls of Admit and returns what each returned, with how long
+// it took, once all have.
+type admitted struct {
+	err  error
+	took time.Duration
+}
+
+func admitting(ctx context.Context, n *Network, count int) func() []admitted {
+	results := make([]admitted, count)
+	var wg sync.WaitGroup
+	for i := range count {
+		wg.Go(func() {
+			start := time.Now()
+			err := n.Admit(ctx)
+			results[i] = admitted{err, time.Since(start)}
+		})
+	}
+	return func() []admitted {
+		wg.Wait()
+		return results
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("calico", "terway", "fakenet")
+	file := filepath.Join(d.answers, "nodename")
+	// Each step starts with a list that is held by a file that is not there.
+	for _, tt := range []struct {
+		name string
+		list string
+		opts []Opt
+		run  func(t *testing.T, n *Network)
+	}{
+		{"ready", conflist("1.0.0", "a", "fakenet"), nil, func(t *testing.T, n *Network) {
+			for _, a := range admitting(t.Context(), n, 3)() {
+				if a.err != nil || a.took != 0 {
+					t.Errorf("%+v", a)
+				}
+			}
+		}},
+		{"wakes at once", held("a", file), nil, func(t *testing.T, n *Network) {
+			wait := admitting(t.Context(), n, 1000)
+			time.Sleep(20 * time.Second)
+			d.must(os.WriteFile(file, nil, 0o644))
+			for _, a := range wait() {
+				if a.err != nil || a.took > 20*time.Second+defaultPace.gate {
+					t.Fatalf("%+v", a)
+				}
+			}
+		}},
+		{"gives up by itself", held("a", file), nil, func(t *testing.T, n *Network) {
+			for _, a := range admitting(t.Context(), n, 2)() {
+				if !IsCNINotInitialized(a.err) || !strings.Contains(a.err.Error(), file) || a.took != 30*time.Second {
+					t.Errorf("%+v", a)
+				}
+			}
+		}},
+		{"as long as it is told", held("a", file), []Opt{WithReadyWait("7s")}, func(t *testing.T, n *Network) {
+			if a := admitting(t.Context(), n, 1)()[0]; !IsCNINotInitialized(a.err) || a.took != 7*time.Second {
+				t.Errorf("%+v", a)
+			}
+		}},
+		{"not at all", held("a", file), []Opt{WithReadyWait("0s")}, func(t *testing.T, n *Network) {
+			if a := admitting(t.Context(), n, 1)()[0]; !IsCNINotInitialized(a.err) || !strings.Contains(a.err.Error(), file) || a.took != 0 {
+				t.Errorf("%+v", a)
+			}
+		}},
+		{"gives up with its caller", held("a", file), nil, func(t *testing.T, n *Network) {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			a := admitting(ctx, n, 1)()[0]
+			if !errors.Is(a.err, context.DeadlineExceeded) || !IsCNINotInitialized(a.err) || !strings.Contains(a.err.Error(), file) || a.took != 3*time.Second {
+				t.Errorf("%+v", a)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			wait := admitting(ctx, n, 1)
+			time.Sleep(time.Second)
+			stop()
+			if a := wait()[0]; !errors.Is(a.err, context.Canceled) || !IsCNINotInitialized(a.err) || a.took != time.Second {
+				t.Errorf("%+v", a)
+			}
+		}},
+		{"is woken by Close", held("a", file), nil, func(t *testing.T, n *Network) {
+			wait := admitting(t.Context(), n, 10)
+			time.Sleep(time.Second)
+			d.must(n.Close())
+			for _, a := range wait() {
+				if !errors.Is(a.err, ErrClosed) || a.took != time.Second {
+					t.Errorf("%+v", a)
+				}
+			}
+		}},
+		{"waits for a reported gate, then lets go", conflist("1.0.0", "a", "terway"), nil, func(t *testing.T, n *Network) {
+			if err := n.Status(); err != nil {
+				t.Errorf("a reported gate: %v", err)
+			}
+			if a := admitting(t.Context(), n, 1)()[0]; a.err != nil || a.took != 30*time.Second {
+				t.Errorf("%+v", a)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if a := admitting(ctx, n, 1)()[0]; !errors.Is(a.err, context.DeadlineExceeded) || a.took != time.Second {
+				t.Errorf("%+v", a)
+			}
+		}},
+		{"does not wait for a reported gate that is not minded", conflist("1.0.0", "a", "terway"), []Opt{WithReadyWait("0")}, func(t *testing.T, n *Network) {
+			if a := admitting(t.Context(), n, 1)()[0]; a.err != nil || a.took != 0 {
+				t.Errorf("%+v", a)
+			}
+		}},
+		{"waits for a gate that was made reported", held("a", file), []Opt{WithGates("report")}, func(t *testing.T, n *Network) {
+			wait := admitting(t.Context(), n, 2)
+			time.Sleep(10 * time.Second)
+			d.must(os.WriteFile(file, nil, 0o644))
+			for _, a := range wait() {
+				if a.err != nil || a.took < 10*time.Second || a.took > 10*time.Second+defaultPace.gate {
+					t.Errorf("%+v", a)
+				}
+			}
+		}},
+		{"needs no configuration to begin with", "", nil, func(t *testing.T, n *Network) {
+			wait := admitting(t.Context(), n, 2)
+			time.Sleep(10 * time.Second)
+			d.write("10-a.conflist", conflist("1.0.0", "a", "fakenet"))
+			d.must(n.Load())
+			for _, a := range wait() {
+				if a.err != nil || a.took != 10*time.Second {
+					t.Errorf("%+v", a)
+				}
+			}
+		}},
+	} {
+		d.must(os.RemoveAll(file))
+		d.remove("10-a.conflist")
+		if tt.list != "" {
+			d.write("10-a.conflist", tt.list)
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := d.in(t)
+				n := d.network(tt.opts...)
+				d.fakeTime(n, answersVersions)
+				n.Start()
+				tt.run(t, n)
+				d.must(n.Close())
+			})
+		})
+	}
+}
+
+// An ADD that succeeds although a reported gate is closed shows that the plugin
+// does not need it: no pod waits for it any more, until there is another list.
+func TestGateIsDisproved(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("terway")
+	list := conflist("1.0.0", "a", "terway")
+	d.write("10-a.conflist", list)
+	synctest.Test(t, func(t *testing.T) {
+		d := d.in(t)
+		n := d.network()
+		var fails atomic.Bool
+		d.fakeTime(n, func(_ context.Context, verb, _ string) ([]byte, error) {
+			switch {
+			case verb == "VERSION":
+				return []byte(versionAnswer("1.0.0")), nil
+			case fails.Load():
+				return nil, errors.New("no agent")
+			}
+			return []byte(result("1.0.0", "10.1.0.2")), nil
+		})
+		n.Start()
+		closed := func() bool {
+			synctest.Wait()
+			s := n.Snapshot()
+			return len(s.Gates) == 1 && !s.Gates[0].Open && s.Ready()
+		}
+		setup := func() error {
+			_, err := n.Setup(t.Context(), "c", "/ns")
+			time.Sleep(time.Second)
+			return err
+		}
+		fails.Store(true)
+		if err := setup(); err == nil || !closed() {
+			t.Fatalf("%v; %+v", err, n.Snapshot().Gates)
+		}
+		fails.Store(false)
+		waiting := admitting(t.Context(), n, 5)
+		time.Sleep(time.Second)
+		if err := setup(); err != nil || closed() {
+			t.Fatalf("%v; %+v", err, n.Snapshot().Gates)
+		}
+		for _, a := range waiting() {
+			if a.err != nil || a.took > time.Second+defaultPace.gate {
+				t.Errorf("%+v", a)
+			}
+		}
+		if g := n.Snapshot().Gates[0]; g.Cause != "it does not exist, but an ADD has succeeded without it" {
+			t.Errorf("%+v", g)
+		}
+		if a := admitting(t.Context(), n, 1)()[0]; a.err != nil || a.took != 0 {
+			t.Errorf("%+v", a)
+		}
+		// The same gate in a new generation stays open, that of another is not.
+		d.overwrite("10-a.conflist", list+" ")
+		d.must(n.Load())
+		if closed() {
+			t.Error("closed again")
+		}
+		d.overwrite("10-a.conflist", conflist("1.0.0", "b", "terway"))
+		d.must(n.Load())
+		if !closed() {
+			t.Errorf("%+v", n.Snapshot().Gates)
+		}
+	})
+}
+
+// A thousand waiting pods cost nothing but their own goroutines, and these end.
+func TestManyWaiters(t *testing.T) {
+	d := newNode(t)
+	d.install("calico")
+	file := filepath.Join(d.answers, "nodename")
+	d.write("10-a.conflist", held("a", file))
+	n := d.started()
+	becomesUnready(t, n, file)
+	var before, during runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	goroutines := runtime.NumGoroutine()
+	const waiters = 1000
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	wait := admitting(ctx, n, waiters)
+	eventually(t, func() string {
+		if g := runtime.NumGoroutine(); g < goroutines+waiters {
+			return fmt.Sprintf("%d goroutines", g)
+		}
+		return ""
+	})
+	// Looks that come and go do not add to them.
+	time.Sleep(3 * n.pace.gate)
+	if g := runtime.NumGoroutine(); g > goroutines+waiters+10 {
+		t.Errorf("%d goroutines for %d waiters, %d before", g, waiters, goroutines)
+	}
+	runtime.ReadMemStats(&during)
+	used := int64(during.HeapAlloc+during.StackInuse) - int64(before.HeapAlloc+before.StackInuse)
+	t.Logf("%d waiters use %d KiB", waiters, used>>10)
+	if used > 8<<20 {
+		t.Errorf("%d waiters use %d KiB", waiters, used>>10)
+	}
+	// Status is what it was.
+	for range 100 {
+		start := time.Now()
+		if n.Status() == nil || time.Since(start) > 100*time.Millisecond {
+			t.Fatalf("Status: %v after %s", n.Status(), time.Since(start))
+		}
+	}
+	d.must(os.WriteFile(file, nil, 0o644))
+	for _, a := range wait() {
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+	}
+	eventually(t, func() string {
+		if g := runtime.NumGoroutine(); g > goroutines {
+			return fmt.Sprintf("%d goroutines, %d before", g, goroutines)
+		}
+		return ""
+	})
+}
+
+// Calls are counted by how they ended.
+func TestCallsAreCounted(t *testing.T) {
+	d := newNode(t)
+	d.install("fakenet")
+	d.answer("fakenet", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
+	d.write("10-a.conflist", good)
+	n := d.network()
+	d.must(n.Load())
+	check := func(verb, outcome string, want uint64) {
+		t.Helper()
+		c := n.Calls()[Call{Plugin: "fakenet", Verb: verb, Outcome: outcome}]
+		if c.Count != want || want > 0 && c.Seconds <= 0 {
+			t.Errorf("%s %s: %+v, want %d", verb, outcome, c, want)
+		}
+	}
+	check("VERSION", "ok", 1)
+	for range 3 {
+		_, err := n.Setup(t.Context(), "c", "/ns")
+		d.must(err)
+	}
+	check("ADD", "ok", 3)
+	d.answer("fakenet", "ADD", reply{out: `{"code":11,"msg":"no"}`, code: 1})
+	_, _ = n.Setup(t.Context(), "c", "/ns")
+	check("ADD", "error", 1)
+	d.answer("fakenet", "ADD", reply{sh: "exec sleep 300"})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	_, _ = n.Setup(ctx, "c", "/ns")
+	cancel()
+	check("ADD", "timeout", 1)
+	setBound(t, "ADD", 50*time.Millisecond)
+	_, _ = n.Setup(t.Context(), "c", "/ns")
+	check("ADD", "timeout", 2)
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	_, _ = n.Setup(ctx, "c", "/ns")
+	check("ADD", "canceled", 1)
+	d.must(n.Remove(t.Context(), "c", "/ns"))
+	check("DEL", "ok", 1)
+	// What is returned is the caller's own.
+	n.Calls()[Call{Plugin: "fakenet", Verb: "DEL", Outcome: "ok"}] = CallCount{Count: 99}
+	check("DEL", "ok", 1)
+	if got := len(n.Calls()); got != 6 {
+		t.Errorf("%d kinds of calls: %v", got, n.Calls())
+	}
+}
+
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	var log callLog
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{nil, "ok"},
+		{errors.New("no"), "error"},
+		{fmt.Errorf("plugin x was killed: %w", &boundError{verb: "ADD", after: time.Second}), "timeout"},
+		{fmt.Errorf("plugin x was killed: %w", context.DeadlineExceeded), "timeout"},
+		{fmt.Errorf("plugin x was killed: %w", context.Canceled), "canceled"},
+		{fmt.Errorf("plugin x was killed: %w", ErrClosed), "canceled"},
+		{fmt.Errorf("plugin x, pid 1, was killed but %w: %w", errAbandoned, context.DeadlineExceeded), "abandoned"},
+		{fmt.Errorf("plugin x, pid 1, was killed but %w: %w", errAbandoned, context.Canceled), "abandoned"},
+	} {
+		e := &countedExec{calls: &log, Exec: &fakeExec{answer: func(context.Context, string, string) ([]byte, error) { return []byte("x"), tt.err }}}
+		out, err := e.ExecPlugin(t.Context(), "/opt/cni/bin/x.y", nil, []string{"CNI_COMMAND=ADD"})
+		if string(out) != "x" || err != tt.err {
+			t.Errorf("%q, %v", out, err)
+		}
+		if log.counts[Call{"x.y", "ADD", tt.want}].Count == 0 || len(log.counts) != 1 {
+			t.Errorf("%v: %v, want %s", tt.err, log.counts, tt.want)
+		}
+		clear(log.counts)
+	}
+}
+
+// Reloads are counted: successes are generations, failures the times that
+// something turned bad, not how long it stayed so.
+func TestReloadsAreCounted(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("fakenet")
+	n := d.network()
+	step := func(generation, failures uint64) {
+		t.Helper()
+		for range 3 {
+			_ = n.Load()
+		}
+		if s := n.Snapshot(); s.Generation != generation || s.Failures != failures {
+			t.Errorf("generation %d, want %d; %d failures, want %d", s.Generation, generation, s.Failures, failures)
+		}
+	}
+	step(0, 1)
+	d.write("10-a.conflist", good)
+	step(1, 1)
+	d.write("10-a.conflist", "{")
+	step(1, 2)
+	d.write("20-b.conflist", "") // not in use
+	step(1, 2)
+	d.write("10-a.conflist", good)
+	step(1, 2)
+	d.write("10-a.conflist", good+" ")
+	step(2, 2)
+	d.must(os.RemoveAll(d.conf))
+	step(2, 3)
+}
