@@ -75,11 +75,25 @@ func (d *Daemon) Goroutines(ctx context.Context, in string) (all, inside int, er
 	return all, inside, nil
 }
 
-// Collect has the daemon collect its garbage, so that what is measured next is
-// what it needs.
-func (d *Daemon) Collect(ctx context.Context) error {
-	_, err := get(ctx, "http://debug/debug/pprof/heap?gc=1&debug=1", d.debugSocket())
-	return err
+// Live has the daemon collect its garbage and tells what is left, in bytes: the
+// objects it holds on the heap, and the stacks of its goroutines.
+func (d *Daemon) Live(ctx context.Context) (heap, stacks int64, err error) {
+	text, err := get(ctx, "http://debug/debug/pprof/heap?gc=1&debug=1", d.debugSocket())
+	if err != nil {
+		return 0, 0, err
+	}
+	for name, into := range map[string]*int64{"HeapAlloc": &heap, "Stack": &stacks} {
+		value := "absent"
+		for line := range strings.SplitSeq(text, "\n") {
+			if v, ok := strings.CutPrefix(line, "# "+name+" = "); ok {
+				value, _, _ = strings.Cut(v, " ")
+			}
+		}
+		if *into, err = strconv.ParseInt(value, 10, 64); err != nil {
+			return 0, 0, fmt.Errorf("heap profile: %s: %w", name, err)
+		}
+	}
+	return heap, stacks, nil
 }
 
 // RSS is the daemon's resident set in bytes.
