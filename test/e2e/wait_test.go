@@ -380,5 +380,6 @@ func TestWaiters(t *testing.T) {
 	netns, _ := os.ReadDir(n.NetNSDir())
 	assert.Equal(t, len(netns), 0, "network namespaces made")
 	assert.Assert(t, during.goroutines-before.goroutines <= waiters+10, "%d goroutines for %d waiters", during.goroutines-before.goroutines, waiters)
+	assert.Assert(t, during.heap-before.heap < 8, "%d waiters hold %.1f MiB, want less than 8", waiters, during.heap-before.heap)
 	assert.Assert(t, again.rss-after.rss < 8, "%d waiters cost %.1f MiB, want less than 8", waiters, again.rss-after.rss)
 }
