@@ -224,7 +224,7 @@ func checkValues(t *testing.T, info map[string]string) {
 	}
 }
 
-func checkText(t *testing.T, s string) {
+func checkText(t testing.TB, s string) {
 	t.Helper()
 	if len(s) > 1<<10 {
 		t.Errorf("%d bytes: %.50q", len(s), s)
