@@ -122,14 +122,11 @@ func TestMetricsAlways(t *testing.T) {
 	for name, s := range kinds() {
 		t.Run(name, func(t *testing.T) {
 			bad := "\x1b[31m\xff\n" + strings.Repeat("é", 3000)
-			for _, g := range []cnireload.GateState{
-				{Plugin: bad, Target: bad, Mode: cnireload.GateReport, Open: true},
-				// The same, but for what cannot be printed.
-				{Plugin: bad, Target: bad + "x", Mode: cnireload.GateReport},
-				{Plugin: bad, Target: bad, Mode: cnireload.GateReport, Open: true},
-			} {
-				s.Gates = append(s.Gates, g)
-			}
+			s.Gates = append(s.Gates,
+				cnireload.GateState{Plugin: bad, Target: bad, Mode: cnireload.GateReport, Open: true},
+				// The same, but for what is cut.
+				cnireload.GateState{Plugin: bad, Target: bad + "x", Mode: cnireload.GateReport},
+				cnireload.GateState{Plugin: bad, Target: bad, Mode: cnireload.GateReport, Open: true})
 			calls := map[cnireload.Call]cnireload.CallCount{
 				{Plugin: bad, Verb: "ADD", Outcome: "ok"}:       {Count: 1, Seconds: 2},
 				{Plugin: bad + "x", Verb: "ADD", Outcome: "ok"}: {Count: 3, Seconds: 4},
