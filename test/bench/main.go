@@ -29,6 +29,7 @@ type options struct {
 	status  int
 	pods    int
 	blocks  int
+	rounds  int
 	only    string
 }
 
@@ -38,7 +39,8 @@ func main() {
 	flag.IntVar(&o.status, "status", 10000, "Status calls, idle and loaded, each side")
 	flag.IntVar(&o.pods, "pods", 200, "sandboxes, each side")
 	flag.IntVar(&o.blocks, "blocks", 40, "blocks the sandboxes are run in, the sides taking turns")
-	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds of many pods that wait, or fail, each side")
+	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods, wait")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -52,8 +54,8 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	if o.renames < 1 || o.status < 100 || o.blocks < 1 || o.pods < o.blocks {
-		return errors.New("want at least 1 rename, 100 Status calls and one pod in each of at least 1 block")
+	if o.renames < 1 || o.status < 100 || o.blocks < 1 || o.pods < o.blocks || o.rounds < 1 {
+		return errors.New("want at least 1 rename, 100 Status calls, 1 round and one pod in each of at least 1 block")
 	}
 	if err := harness.Preflight("make bench", harness.Stock, harness.Patched); err != nil {
 		return err
@@ -64,7 +66,7 @@ func run(ctx context.Context, o options) (err error) {
 	parts := []struct {
 		name string
 		run  func(context.Context, options) error
-	}{{"rename", renames}, {"status", statuses}, {"pods", sandboxes}}
+	}{{"rename", renames}, {"status", statuses}, {"pods", sandboxes}, {"wait", waits}}
 	ran := false
 	for _, p := range parts {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), p.name) {
@@ -76,7 +78,7 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	if !ran {
-		return fmt.Errorf("nothing to do for -only %q: want rename, status or pods", o.only)
+		return fmt.Errorf("nothing to do for -only %q: want rename, status, pods or wait", o.only)
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func TestI4(t *testing.T) {
 		assert.Assert(t, s.value[seconds] > 0 && s.value[seconds] < 60, "%s %v", seconds, s.value[seconds])
 
 		// A file that is skipped, one that is stale, a dir that is gone.
-		good := calicoList(nodename)
+		good := harness.CalicoList(nodename)
 		n.write(n.conf("20-other.conflist"), c10("c10"))
 		n.metrics(map[string]float64{`skipped_files{handler="default"}`: 1, `reloads_total{handler="default",result="success"}`: 1})
 		assert.NilError(t, os.WriteFile(n.conf("10-calico.conflist"), []byte(good[:30]), 0o644))
@@ -239,7 +239,7 @@ func TestI5(t *testing.T) {
 				return nil
 			}))
 			check(n, "stale")
-			n.write(n.conf("10-a.conflist"), calicoList("/nonexistent/nodename"))
+			n.write(n.conf("10-a.conflist"), harness.CalicoList("/nonexistent/nodename"))
 			assert.NilError(t, n.InstallFake("calico", "host-local"))
 			n.notReady(soon, "/nonexistent/nodename")
 			check(n, "gate closed")

@@ -27,26 +27,10 @@ import (
 func calicoNode(t *testing.T, o harness.Options) (n *node, nodename string) {
 	t.Helper()
 	n = prepare(t, o)
-	assert.NilError(t, n.InstallFake("calico"))
-	src, err := harness.Plugin("host-local")
+	nodename, err := n.InstallCalico()
 	assert.NilError(t, err)
-	assert.NilError(t, harness.Install(src, n.bin("host-local")))
-	nodename = filepath.Join(n.Base, "calico", "nodename")
-	assert.NilError(t, os.MkdirAll(filepath.Dir(nodename), 0o755))
-	n.write(n.conf("10-calico.conflist"), calicoList(nodename))
+	n.write(n.conf("10-calico.conflist"), harness.CalicoList(nodename))
 	return n, nodename
-}
-
-func calicoList(nodename string) string {
-	return fmt.Sprintf(`{
-  "cniVersion": "1.0.0",
-  "name": "k8s-pod-network",
-  "plugins": [
-    {"type": "calico", "nodename": "here", "nodename_file": %q, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.177.0.0/24"}]]}},
-    {"type": "portmap", "capabilities": {"portMappings": true}}
-  ]
-}
-`, nodename)
 }
 
 // together runs so many pods at once and returns their errors and how long all
@@ -141,6 +125,7 @@ func TestL10(t *testing.T) {
 				assert.NilError(t, err)
 			}
 			healthy = took
+			n.untidy = true // taking them away as they came would double the time
 			assert.Assert(t, storm > 3*idle, "metadata write %v in the storm, %v idle", storm, idle)
 			return fmt.Sprintf("NetworkReady true; %d failures in %d rounds; metadata write p50 %s idle, %s in the storm (%.0f x); then %d healthy pods in %s",
 				failures, rounds, short(idle), short(storm), float64(storm)/float64(idle), pods, short(took))
@@ -270,7 +255,7 @@ func TestL10Neighbours(t *testing.T) {
 	})
 	t.Run("nodename_file_optional", func(t *testing.T) {
 		n, nodename := calicoNode(t, harness.Options{Side: harness.Patched, NoImage: true})
-		n.write(n.conf("10-calico.conflist"), strings.Replace(calicoList(nodename), `"nodename": `, `"nodename_file_optional": true, "nodename": `, 1))
+		n.write(n.conf("10-calico.conflist"), strings.Replace(harness.CalicoList(nodename), `"nodename": `, `"nodename_file_optional": true, "nodename": `, 1))
 		n.start()
 		n.waitReady(true, soon)
 		assert.Equal(t, len(n.report().Gates), 0)
