@@ -161,6 +161,7 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	}
 	results, err := attach(ctx, s.attachments, ns)
 	if err != nil {
+		n.tried.remember(id, s.attachments)
 		return nil, err
 	}
 	n.disprove(s.closedReported())
@@ -189,27 +190,12 @@ func (n *Network) attach(ctx context.Context, name string, a attachment, ns *Nam
 	defer span.End()
 	bounded, cancel := withBound(ctx, "ADD")
 	defer cancel()
-	r, err := n.cni.AddNetworkList(bounded, a.list, ns.runtimeConf(a.ifName))
+	r, err := n.cni.AddNetworkList(bounded, a.forCache(), ns.runtimeConf(a.ifName))
 	if err == nil {
 		return types100.NewResultFromResult(r)
 	}
 	span.SetStatus(codes.Error, err.Error())
 	return nil, err
-}
-
-// Remove detaches the network namespace from every network in use, ready or
-// not: readiness is about new pods. It returns the first failure, but takes
-// "not found" for done, and "no such file or directory" too when path is empty
-// because the namespace is gone (both as go-cni does).
-func (n *Network) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
-	return n.each(ctx, "cni.Remove", "DEL", id, path, opts, func(ctx context.Context, a attachment, ns *Namespace) error {
-		err := n.cni.DelNetworkList(ctx, a.list, ns.runtimeConf(a.ifName))
-		if err == nil || strings.Contains(err.Error(), "not found") ||
-			path == "" && strings.Contains(err.Error(), "no such file or directory") {
-			return nil
-		}
-		return err
-	})
 }
 
 // Check runs CHECK for every network in use and returns the first failure.

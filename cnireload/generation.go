@@ -141,8 +141,9 @@ type WatchState struct {
 
 // attachment is a list together with the interface it serves.
 type attachment struct {
-	list   *libcni.NetworkConfigList
-	ifName string
+	list    *libcni.NetworkConfigList
+	ifName  string
+	dropIns bool // the list has plugins from drop-ins
 }
 
 // network is a list in the course of being put into use.

@@ -313,7 +313,7 @@ func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []S
 			if f.err != nil {
 				nets = append(nets, l.stale(use, ifName, f.err, now))
 			} else {
-				nets = append(nets, &network{attachment: attachment{list: use.list, ifName: ifName}, file: use})
+				nets = append(nets, &network{attachment: attachment{list: use.list, ifName: ifName, dropIns: len(use.dropIns) > 0}, file: use})
 			}
 		}
 	}
@@ -330,7 +330,7 @@ func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []S
 
 // stale makes a network of content that is no longer what the disk holds.
 func (l *loop) stale(f *confFile, ifName string, cause error, now time.Time) *network {
-	n := &network{attachment: attachment{list: f.list, ifName: ifName}, file: f, staleError: cause, staleSince: now}
+	n := &network{attachment: attachment{list: f.list, ifName: ifName, dropIns: len(f.dropIns) > 0}, file: f, staleError: cause, staleSince: now}
 	if prev := l.inUse[f.path]; prev != nil && prev.staleError != nil {
 		n.staleSince = prev.staleSince
 	}

@@ -93,6 +93,8 @@ type Network struct {
 	convert  resultConverter
 	snapshot atomic.Pointer[Snapshot]
 	calls    callLog
+	removals flights
+	tried    tries
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else

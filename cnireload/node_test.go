@@ -394,3 +394,24 @@ func reasons(s *Snapshot) map[string]string {
 	}
 	return m
 }
+
+// without returns the calls but for one that must be the last, which go-cni does
+// not make.
+func (c calls) without(t *testing.T, entry string) calls {
+	t.Helper()
+	if len(c.All) == 0 || c.All[len(c.All)-1] != entry {
+		t.Errorf("the calls are %q, want %q as the last", c.All, entry)
+		return c
+	}
+	fewer := calls{Order: maps.Clone(c.Order), All: c.All[:len(c.All)-1], Calls: maps.Clone(c.Calls)}
+	ifName := strings.Fields(entry)[1]
+	fewer.Order[ifName] = c.Order[ifName][:len(c.Order[ifName])-1]
+	if len(fewer.Order[ifName]) == 0 {
+		delete(fewer.Order, ifName)
+	}
+	if len(fewer.All) == 0 {
+		fewer.All = nil
+	}
+	delete(fewer.Calls, strings.ReplaceAll(entry, " ", "-"))
+	return fewer
+}
