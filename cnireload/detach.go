@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 )
@@ -21,7 +22,8 @@ import (
 // Remove detaches the network namespace from the networks it was attached to,
 // which need not be those in use now: libcni's attachment cache holds the list
 // that ADD used, for pods that go-cni attached too. Without an entry there, for
-// an ADD that failed, it is the list that the failed ADD used, or those in use.
+// an ADD that failed, it is the list that the failed ADD used, or those in use;
+// without any there is nothing to remove.
 // Readiness does not matter: it is about new pods.
 //
 // Every plugin of a list is run, last to first, even when one fails, so that
@@ -133,8 +135,14 @@ func (n *Network) attached(id string) ([]attachment, error) {
 	if len(attachments) > 0 {
 		return attachments, nil
 	}
-	if s.LoadError != nil {
+	switch {
+	case errors.Is(s.LoadError, errLoading):
 		return nil, &notReady{cause: s.LoadError}
+	case s.LoadError != nil:
+		// Not an error: it would keep the pod for ever (containerd#8774). CRI
+		// also comes here a second time, after all has been removed.
+		log.L.Warnf("cni: pod %s: no attachment is cached and no network is in use: nothing to remove", id)
+		return nil, nil
 	}
 	return s.attachments, nil
 }

@@ -114,6 +114,17 @@ func (d *Daemon) BoltPath() string {
 	return d.path("root", "io.containerd.metadata.v1.bolt", "meta.db")
 }
 
+// Become has the next Start run the binary of the other side on what this one
+// leaves.
+func (d *Daemon) Become(side Side) error {
+	bin, err := BinDir(side)
+	if err != nil {
+		return err
+	}
+	d.Side, d.bin = side, bin
+	return nil
+}
+
 // AttachmentCache is what libcni and the plugins see as /var/lib/cni.
 func (d *Daemon) AttachmentCache() string { return d.path("libcni") }
 

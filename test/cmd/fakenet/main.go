@@ -134,7 +134,10 @@ func (p *plugin) run() error {
 	return nil
 }
 
-func (p *plugin) key() string { return p.call.ContainerID + "/" + p.call.IfName }
+// key names an address: another network or plugin does not give it back.
+func (p *plugin) key() string {
+	return strings.Join([]string{p.call.ContainerID, p.call.IfName, p.conf.Name, p.name}, "/")
+}
 
 func (p *plugin) add() error {
 	if len(p.conf.PrevResult) > 0 {
