@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	gocni "github.com/containerd/go-cni"
+
+	"github.com/cnireload/cnireload/internal/oneline"
 )
 
 // Errors are go-cni's own values, so that code written against go-cni keeps
@@ -42,7 +44,7 @@ type notReady struct{ cause error }
 
 // The cause may quote a file of a megabyte.
 func (e *notReady) Error() string {
-	return shorten(ErrCNINotInitialized.Error()+": "+e.cause.Error(), maxErrorText)
+	return oneline.Of(ErrCNINotInitialized.Error() + ": " + e.cause.Error())
 }
 func (e *notReady) Unwrap() []error { return []error{ErrCNINotInitialized, e.cause} }
 

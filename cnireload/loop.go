@@ -15,6 +15,8 @@ import (
 
 	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/internal/oneline"
 )
 
 // loop keeps a network in step with the disk. It is the only writer of the
@@ -56,6 +58,7 @@ type pluginHistory struct {
 type loggedState struct {
 	generation uint64
 	cause      string
+	judged     bool // there was a cause, or none, for the log
 	watch      WatchState
 	skipped    map[string]string
 	stale      map[string]bool // by file
@@ -182,7 +185,7 @@ func (l *loop) look(ctx context.Context) {
 		s.Template = l.renderer.describe()
 	}
 	cause, waiting := l.judge(ctx, s, nets, now)
-	if waiting != nil && l.lastsOver(scan) {
+	if waiting != nil && len(l.inUse) > 0 && l.lastsOver(scan) {
 		// What is in use stays until the new networks are known to be usable
 		// or not: there is no moment at which a list is in use unchecked.
 		return
@@ -191,7 +194,7 @@ func (l *loop) look(ctx context.Context) {
 	case loadErr != nil:
 		s.Cause = loadErr
 	case waiting != nil:
-		s.Cause = waiting
+		s.Cause = &waitingError{waiting}
 	default:
 		s.Cause = cause
 	}
@@ -463,6 +466,9 @@ func (l *loop) missingRequired(nets []*network) error {
 	return nil
 }
 
+// waitingError is why it cannot be told yet whether networks can be used.
+type waitingError struct{ error }
+
 // lastsOver tells whether the networks in use can stay while new ones are being
 // checked: not if the file of one is gone.
 func (l *loop) lastsOver(scan dirScan) bool {
@@ -550,7 +556,7 @@ func (l *loop) report(ctx context.Context, s *Snapshot) {
 	for _, f := range s.Skipped {
 		skipped[f.File] = f.Reason
 		if l.logged.skipped[f.File] != f.Reason {
-			logger.Infof("cni: file not in use: %s %s", f.File, shorten(f.Reason, maxErrorText))
+			logger.Infof("cni: file not in use: %s %s", f.File, oneline.Of(f.Reason))
 		}
 	}
 	if s.Watch != l.logged.watch {
@@ -567,14 +573,21 @@ func (l *loop) report(ctx context.Context, s *Snapshot) {
 			}
 		}
 	}
-	if cause := errorText(s.Cause); cause != l.logged.cause || l.logged.skipped == nil {
-		if cause == "" {
-			logger.Info("cni: network ready")
-		} else {
-			logger.Warnf("cni: network not ready: %s", shorten(cause, maxErrorText))
-		}
+	cause := errorText(s.Cause)
+	var waits *waitingError
+	waiting := errors.As(s.Cause, &waits)
+	switch {
+	case waiting:
+		// The answer, or its absence, is logged: the question is asked at each
+		// start.
+		cause = l.logged.cause
+	case cause == l.logged.cause && l.logged.judged:
+	case cause == "":
+		logger.Info("cni: network ready")
+	default:
+		logger.Warnf("cni: network not ready: %s", oneline.Of(cause))
 	}
-	l.logged = loggedState{generation: s.Generation, cause: errorText(s.Cause), watch: s.Watch, skipped: skipped, stale: l.logged.stale}
+	l.logged = loggedState{generation: s.Generation, cause: cause, judged: l.logged.judged || !waiting, watch: s.Watch, skipped: skipped, stale: l.logged.stale}
 }
 
 // reportStale logs that a file in use has turned bad, unless that passes within
@@ -594,7 +607,7 @@ func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
 			}
 			continue
 		default:
-			l.logger(ctx).Warnf("cni: %s %s; its last good content stays in use", n.File, shorten(n.StaleError.Error(), maxErrorText))
+			l.logger(ctx).Warnf("cni: %s %s; its last good content stays in use", n.File, oneline.Of(n.StaleError.Error()))
 		}
 		stale[n.File] = true
 	}

@@ -161,12 +161,6 @@ func newProber(exec invoke.Exec, cni *libcni.CNIConfig, pace pace) *prober {
 func (p *prober) ask(ctx context.Context, a *answer, question func(context.Context) ([]string, error)) {
 	a.pending = true
 	p.running.Go(func() {
-		select {
-		case p.slots <- struct{}{}:
-			defer func() { <-p.slots }()
-		case <-ctx.Done():
-			return
-		}
 		versions, err := question(ctx)
 		select {
 		case p.results <- func() {
@@ -176,6 +170,20 @@ func (p *prober) ask(ctx context.Context, a *answer, question func(context.Conte
 		case <-ctx.Done():
 		}
 	})
+}
+
+// oneOfFew has a question that runs a process wait for one of the slots. Gates,
+// which run none, must not wait behind plugins that hang.
+func (p *prober) oneOfFew(question func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
+	return func(ctx context.Context) ([]string, error) {
+		select {
+		case p.slots <- struct{}{}:
+			defer func() { <-p.slots }()
+			return question(ctx)
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // version returns what the executable at path answered to VERSION, asking if it
@@ -189,7 +197,7 @@ func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (ve
 		p.versions[path] = a
 	}
 	if !a.pending && (!a.asked || a.err != nil && time.Since(a.at) >= p.pace.poll) {
-		p.ask(ctx, a, func(ctx context.Context) ([]string, error) {
+		p.ask(ctx, a, p.oneOfFew(func(ctx context.Context) ([]string, error) {
 			info, err := invoke.GetVersionInfo(ctx, path, p.exec)
 			if err != nil {
 				return nil, err
@@ -199,7 +207,7 @@ func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (ve
 				return nil, fmt.Errorf("it lists %d versions", len(versions))
 			}
 			return versions, nil
-		})
+		}))
 	}
 	return a.versions, a.err, a.asked
 }
@@ -224,9 +232,9 @@ func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, i
 			CNIVersion: n.list.CNIVersion,
 			Plugins:    []*libcni.PluginConfig{pl.conf},
 		}
-		p.ask(ctx, a, func(ctx context.Context) ([]string, error) {
+		p.ask(ctx, a, p.oneOfFew(func(ctx context.Context) ([]string, error) {
 			return nil, p.cni.GetStatusNetworkList(ctx, single)
-		})
+		}))
 	}
 	if !a.pending {
 		next = a.at.Add(interval)

@@ -570,3 +570,22 @@ func TestPollNoticesEverything(t *testing.T) {
 		step("does not exist")
 	})
 }
+
+// Before anything is in use there is nothing to keep: what is waited for is said.
+func TestFirstLoadNamesThePluginItWaitsFor(t *testing.T) {
+	d := newNode(t)
+	d.install("slow")
+	d.answer("slow", "VERSION", reply{sh: "exec sleep 300"})
+	setBound(t, "VERSION", 4*time.Second)
+	d.write("10-a.conflist", conflist("1.0.0", "a", "slow"))
+	n := d.network()
+	lines := recordLog(n)
+	n.Start()
+	becomesUnready(t, n, `waiting for plugin "slow"`, "to answer")
+	becomesUnready(t, n, `plugin "slow"`, "mis-answers VERSION", "did not finish within 4s")
+	for _, line := range lines.take() {
+		if strings.Contains(line, "waiting for plugin") {
+			t.Errorf("logged: %s", line)
+		}
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/timeout"
 
 	"github.com/cnireload/cnireload/cnireload"
+	"github.com/cnireload/cnireload/internal/oneline"
 )
 
 // place is a node's directories, under a short path: sockets have a limit.
@@ -281,7 +282,7 @@ echo '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}'`, 0o755)
 			if strings.Contains(want, hostile) {
 				// What matters is how it begins, and that it ends.
 				want = want[:300]
-				if len(c.Message) != maxText {
+				if len(c.Message) != oneline.Max {
 					t.Errorf("%d bytes", len(c.Message))
 				}
 				got = got[:len(want)]

@@ -16,21 +16,16 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/containerd/containerd/v2/pkg/timeout"
 	"github.com/containerd/containerd/v2/version"
 
 	"github.com/cnireload/cnireload/cnireload"
+	"github.com/cnireload/cnireload/internal/oneline"
 )
 
 // ReasonNotReady is the reason of a NetworkReady condition that is false.
 const ReasonNotReady = "NetworkPluginNotReady"
-
-// maxText is how much text from plugins and files a condition or a report
-// carries in one value, in bytes.
-const maxText = 1 << 10
 
 // Condition is the NetworkReady condition.
 type Condition struct {
@@ -322,24 +317,4 @@ var Version = sync.OnceValue(func() string {
 
 // printable makes one line of bounded length, without control characters, of
 // text that comes from plugins and files.
-func printable(s string) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsSpace(r):
-			return ' '
-		case !unicode.IsPrint(r):
-			return '\uFFFD'
-		}
-		return r
-	}, s)
-	if len(s) <= maxText {
-		return s
-	}
-	const more = " ..."
-	cut := maxText - len(more)
-	for !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + more
-}
+func printable(s string) string { return oneline.Of(s) }
