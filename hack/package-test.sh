@@ -73,7 +73,8 @@ check "nothing left" same "" "$(find "$chroot/usr" -type f -not -path '*/lib*-li
 
 # Elsewhere, with the tools that are there already.
 mkdir -p "$tmp/elsewhere/_output"
-(cd "$root" && cp -a cnireload status hack patches go.mod go.sum LICENSE NOTICE "$tmp/elsewhere/" && cp -al _output/tools "$tmp/elsewhere/_output/")
+tar -C "$root" --exclude=./_output --exclude=./.git --exclude=./vendor -cf - . | tar -C "$tmp/elsewhere" -xf -
+cp -al "$root/_output/tools" "$tmp/elsewhere/_output/"
 check "make the packages elsewhere" "$tmp/elsewhere/hack/package.sh" "$line"
 for f in "${files[@]}"; do
 	check "same bytes elsewhere: $(basename "$f")" cmp "$made/$(basename "$f")" "$tmp/elsewhere/_output/dist/$(basename "$f")"
