@@ -242,7 +242,7 @@ func format() (counts, error) {
 		return one(fmt.Errorf("go env GOROOT: %w", err))
 	}
 	gofmt := filepath.Join(strings.TrimSpace(string(goroot)), "bin", "gofmt")
-	out, err := exec.Command(gofmt, "-l", "cnireload", "status", "hack", "test").CombinedOutput()
+	out, err := exec.Command(gofmt, "-l", "cnireload", "internal", "status", "hack", "test").CombinedOutput()
 	if err == nil && len(out) > 0 {
 		err = fmt.Errorf("gofmt would change %s", strings.Join(strings.Fields(string(out)), ", "))
 	} else if err != nil {
