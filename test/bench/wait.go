@@ -143,10 +143,22 @@ func boots(ctx context.Context, rounds int) (err error) {
 				return err
 			}
 			if i == 0 {
+				if err := os.WriteFile(file, []byte("here"), 0o644); err != nil {
+					return err
+				}
+				begin := time.Now()
+				if err := allPods(ctx, d, uint32(2*round), true); err != nil {
+					return err
+				}
+				healthy = append(healthy, time.Since(begin))
+				if err := errors.Join(d.RemovePods(ctx), useCalico(d, file+"-absent")); err != nil {
+					return err
+				}
+				time.Sleep(time.Second)
 				// One round of failures, as in the first seconds of a node.
 				storm := make(chan error, 1)
-				begin := time.Now()
-				go func() { storm <- allPods(ctx, d, uint32(2*round), false) }()
+				begin = time.Now()
+				go func() { storm <- allPods(ctx, d, uint32(2*round+1), false) }()
 				time.Sleep(100 * time.Millisecond)
 				took, err := d.WriteMetadata(ctx, 20)
 				if err := errors.Join(err, <-storm); err != nil {
@@ -154,14 +166,6 @@ func boots(ctx context.Context, rounds int) (err error) {
 				}
 				during[i] = append(during[i], took...)
 				storms = append(storms, time.Since(begin))
-				if err := os.WriteFile(file, []byte("here"), 0o644); err != nil {
-					return err
-				}
-				begin = time.Now()
-				if err := allPods(ctx, d, uint32(2*round+1), true); err != nil {
-					return err
-				}
-				healthy = append(healthy, time.Since(begin))
 			} else {
 				if _, err := waitReady(ctx, d, false); err != nil {
 					return err
