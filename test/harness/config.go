@@ -49,6 +49,10 @@ type Options struct {
 	// PrivateNet gives the daemon a network of its own, for plugins that
 	// change the one they run in.
 	PrivateNet bool
+	// UserSysctls are names and values under /proc/sys/user. The daemon then
+	// runs in a user namespace of its own, where they bind nobody else, with
+	// the first 65536 users mapped to themselves.
+	UserSysctls map[string]string
 	// NoImage leaves the sandbox image out, for tests that look at CNI only:
 	// a pod then fails, but after its ADD and with NoImage in the error.
 	NoImage bool

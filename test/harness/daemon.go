@@ -186,6 +186,9 @@ func (d *Daemon) Start(ctx context.Context) error {
 		}
 		script += "\n"
 	}
+	for name, value := range d.UserSysctls {
+		script += "echo " + shellQuote(value) + " > " + userSysctl(name) + "\n"
+	}
 	script += `exec "$@"`
 	unshare := []string{"--mount", "--propagation", "private"}
 	if d.PrivateNet {
@@ -199,6 +202,12 @@ func (d *Daemon) Start(ctx context.Context) error {
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if d.Detached {
 		d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	}
+	if d.UserSysctls != nil {
+		same := []syscall.SysProcIDMap{{Size: 65536}}
+		d.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
+		d.cmd.SysProcAttr.UidMappings, d.cmd.SysProcAttr.GidMappings = same, same
+		d.cmd.SysProcAttr.GidMappingsEnableSetgroups = true
 	}
 	if err := d.cmd.Start(); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
@@ -468,8 +477,15 @@ func (d *Daemon) LogTail(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// InNamespace runs a command in the daemon's mount namespace and, if it has a
-// network of its own, in that.
+// userSysctl is the file of a limit of the user namespace that opens it.
+func userSysctl(name string) string { return "/proc/sys/user/" + name }
+
+// SetUserSysctl changes one of UserSysctls while the daemon runs.
+func (d *Daemon) SetUserSysctl(name, value string) error {
+	return d.InNamespace("/bin/sh", "-ec", "echo "+shellQuote(value)+" > "+userSysctl(name))
+}
+
+// InNamespace runs a command in the daemon's namespaces.
 func (d *Daemon) InNamespace(args ...string) error {
 	cmd := d.CommandInside(args...)
 	if b, err := cmd.CombinedOutput(); err != nil {
@@ -482,6 +498,9 @@ func (d *Daemon) nsenter() []string {
 	enter := []string{"--target", strconv.Itoa(d.PID()), "--mount"}
 	if d.PrivateNet {
 		enter = append(enter, "--net")
+	}
+	if d.UserSysctls != nil {
+		enter = append(enter, "--user")
 	}
 	return append(enter, "--")
 }
