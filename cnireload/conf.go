@@ -134,7 +134,7 @@ func (s *scanner) scan() dirScan {
 	}
 	for _, path := range names {
 		seen[path] = true
-		result.addTarget(path)
+		result.watch = withTargets(result.watch, path)
 		result.files = append(result.files, s.parse(path, seen, &result))
 	}
 	for path := range s.contents {
@@ -147,25 +147,25 @@ func (s *scanner) scan() dirScan {
 	return result
 }
 
-// addTarget has the directories of a symlink's targets watched, one for each
-// link on the way: a ConfigMap volume re-points the one in the middle.
-func (r *dirScan) addTarget(path string) {
+// withTargets adds to dirs those of a symlink's targets, one for each link on
+// the way: a ConfigMap volume re-points the one in the middle.
+func withTargets(dirs []string, path string) []string {
 	for range 8 {
 		target, err := os.Readlink(path)
 		if err != nil {
-			return
+			break
 		}
 		if !filepath.IsAbs(target) {
 			target = filepath.Join(filepath.Dir(path), target)
 		}
 		// The directory part may itself lead through a link, as in
 		// "..data/10-a.conflist".
-		if dir := filepath.Dir(target); !slices.Contains(r.watch, dir) {
-			r.watch = append(r.watch, dir)
-			r.addTarget(dir)
+		if dir := filepath.Dir(target); !slices.Contains(dirs, dir) {
+			dirs = withTargets(append(dirs, dir), dir)
 		}
 		path = target
 	}
+	return dirs
 }
 
 // confNames lists the paths in dir with one of the extensions, in lexical

@@ -257,6 +257,9 @@ func (l *loop) wishes() []wish {
 	}
 	if l.renderer != nil {
 		wishes = append(wishes, wish{dir: filepath.Dir(l.renderer.path), name: filepath.Base(l.renderer.path)})
+		for _, dir := range withTargets(nil, l.renderer.path) {
+			wishes = append(wishes, wish{dir: dir})
+		}
 	}
 	return wishes
 }

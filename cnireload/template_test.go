@@ -417,6 +417,39 @@ func TestRenderCallerGone(t *testing.T) {
 	becomesReady(t, n)
 }
 
+// A template in a ConfigMap volume is a symlink, and it is the target that
+// changes.
+func TestTemplateIsASymlink(t *testing.T) {
+	t.Parallel()
+	d := newTemplated(t, "")
+	d.must(os.Remove(d.template))
+	target := filepath.Join(d.log, "target.template")
+	text := func(name string) string { return strings.Replace(dualTemplate, `"pods"`, `"`+name+`"`, 1) }
+	d.replace(target, text("first"), 0o644)
+	d.must(os.Symlink(target, d.template))
+	n := d.restarted()
+	d.must(n.Render(t.Context(), "10.1.0.0/24"))
+	called := func(name string) {
+		t.Helper()
+		eventually(t, func() string {
+			if s := n.Snapshot(); !s.Ready() || s.Networks[0].Name != name {
+				return fmt.Sprintf("%s is not in use but %+v, %v", name, s.Networks, s.Err())
+			}
+			return ""
+		})
+	}
+	called("first")
+	d.must(os.WriteFile(target, []byte(text("edited")), 0o644))
+	called("edited")
+	d.replace(target, text("replaced"), 0o644)
+	called("replaced")
+	other := filepath.Join(d.answers, "other.template")
+	d.replace(other, text("other"), 0o644)
+	d.must(os.Symlink(other, d.template+".new"))
+	d.must(os.Rename(d.template+".new", d.template))
+	called("other")
+}
+
 // The template changes: rendered again, in use without a call (T6).
 func TestTemplateChanges(t *testing.T) {
 	t.Parallel()

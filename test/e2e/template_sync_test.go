@@ -206,7 +206,7 @@ func TestT6(t *testing.T) {
 		assert.NilError(t, os.Rename(n.aside("link"), n.Template))
 		n.inUse("linked", atOnce)
 		n.write(n.aside("tmpl"), strings.Replace(goodTemplate, `"rendered"`, `"target"`, 1))
-		target := n.inUse("target", polled)
+		target := n.inUse("target", atOnce)
 		return fmt.Sprintf("rendered again and in use after %s; also written in halves, while the daemon is down, through a link (its target edited: after %s)",
 			short(took), short(target))
 	})
