@@ -69,7 +69,7 @@ func newWatcher(open func() (notifier, error)) *watcher {
 // arm watches what the wishes name, and nothing else. It returns whether a
 // watch was added, in which case what was read before may be out of date, and
 // why changes may go unnoticed until the next poll, if so.
-func (w *watcher) arm(wishes []wish) (added bool, err error) {
+func (w *watcher) arm(wishes []wish) (added bool, failures error) {
 	if err := w.ensure(); err != nil {
 		return false, err
 	}
@@ -91,19 +91,23 @@ func (w *watcher) arm(wishes []wish) (added bool, err error) {
 		_ = w.backend.Remove(path)
 		delete(w.armed, path)
 	}
-	var failures []error
 	for _, d := range wanted {
 		if w.armed[d.path] != nil {
 			continue
 		}
 		if err := w.backend.Add(d.path); err != nil {
-			failures = append(failures, fmt.Errorf("cannot watch %s: %w", d.path, err))
+			failure := fmt.Errorf("cannot watch %s: %w", d.path, err)
+			if failures != nil {
+				// On one line, unlike errors.Join: it ends up in the log.
+				failure = fmt.Errorf("%w; %w", failures, failure)
+			}
+			failures = failure
 			continue
 		}
 		w.armed[d.path] = d.info
 		added = true
 	}
-	return added, errors.Join(failures...)
+	return added, failures
 }
 
 // directory is a directory to watch, and the names in it that matter; an empty

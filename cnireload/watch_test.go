@@ -393,6 +393,9 @@ func TestOneWatchIsRefused(t *testing.T) {
 	n.notifier = func() (notifier, error) { return stub, nil }
 	n.Start()
 	watchBecomes(t, n, WatchPolling, "cannot watch ", "no space left on device")
+	if cause := n.Snapshot().Watch.Cause; strings.Contains(cause, "\n") || strings.Count(cause, "cannot watch") < 2 {
+		t.Errorf("more than one line, or not all: %q", cause)
+	}
 	stub.mu.Lock()
 	stub.fail = nil
 	stub.mu.Unlock()
