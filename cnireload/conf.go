@@ -127,7 +127,7 @@ func (s *scanner) scan() dirScan {
 		return result
 	}
 	seen := make(map[string]bool)
-	names, err := confNames(s.dir, true, ".conf", ".conflist", ".json")
+	names, err := confNames(cleanPath(s.dir), true, ".conf", ".conflist", ".json")
 	if err != nil {
 		result.err = err
 		return result

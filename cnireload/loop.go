@@ -242,7 +242,7 @@ func (l *loop) scan() dirScan {
 
 // wishes names the directories whose changes matter.
 func (l *loop) wishes() []wish {
-	dir := filepath.Clean(l.n.config.confDir)
+	dir := cleanPath(l.n.config.confDir)
 	wishes := []wish{
 		{dir: dir},
 		// The directory itself, or the link that leads to it, is an entry of
@@ -256,8 +256,9 @@ func (l *loop) wishes() []wish {
 		wishes = append(wishes, wish{dir: bin})
 	}
 	if l.renderer != nil {
-		wishes = append(wishes, wish{dir: filepath.Dir(l.renderer.path), name: filepath.Base(l.renderer.path)})
-		for _, dir := range withTargets(nil, l.renderer.path) {
+		path := cleanPath(l.renderer.path)
+		wishes = append(wishes, wish{dir: filepath.Dir(path), name: filepath.Base(path)})
+		for _, dir := range withTargets(nil, path) {
 			wishes = append(wishes, wish{dir: dir})
 		}
 	}

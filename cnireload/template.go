@@ -78,7 +78,7 @@ const (
 )
 
 func newRenderer(c templateConfig, confDir string) *renderer {
-	r := &renderer{templateConfig: c, target: filepath.Join(confDir, RenderedFile), state: stateWaiting}
+	r := &renderer{templateConfig: c, target: filepath.Join(cleanPath(confDir), RenderedFile), state: stateWaiting}
 	b, err := os.ReadFile(c.record)
 	switch {
 	case err == nil:
@@ -346,7 +346,7 @@ func Render(ctx context.Context, c CNI, confDir, path, podCIDRs string) error {
 		return nil
 	}
 	r := &renderer{templateConfig: templateConfig{path: path}}
-	r.target = filepath.Join(confDir, RenderedFile)
+	r.target = filepath.Join(cleanPath(confDir), RenderedFile)
 	r.readTemplate()
 	out, err := r.execute(splitCIDRs(podCIDRs))
 	if err != nil {

@@ -219,19 +219,34 @@ func (w *watcher) close() {
 // existing turns a wish for a directory that does not exist into one for the
 // name that is missing in its nearest existing parent.
 func existing(wi wish) (dir, name string) {
-	dir, name = wi.dir, wi.name
-	// Lexical cleaning, which the backend does, is wrong for a ".." behind a
-	// symlink.
-	if strings.Contains(dir, "..") {
-		if real, err := filepath.EvalSymlinks(dir); err == nil {
-			dir = real
-		}
-	}
-	dir = filepath.Clean(dir)
+	dir, name = cleanPath(wi.dir), wi.name
 	for {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
 			return dir, name
 		}
 		dir, name = filepath.Dir(dir), filepath.Base(dir)
 	}
+}
+
+// cleanPath is filepath.Clean by the kernel's rules: ".." behind a symlink is
+// the parent of what the link leads to. Other links stay as they are, because
+// where they lead can change.
+func cleanPath(path string) string {
+	clean := filepath.VolumeName(path)
+	parts := strings.Split(filepath.ToSlash(path[len(clean):]), "/")
+	if !slices.Contains(parts, "..") {
+		return filepath.Clean(path)
+	}
+	if filepath.IsAbs(path) {
+		clean += string(filepath.Separator)
+	}
+	for _, part := range parts {
+		if part == ".." {
+			if real, err := filepath.EvalSymlinks(clean); err == nil {
+				clean = real
+			}
+		}
+		clean = filepath.Join(clean, part)
+	}
+	return clean
 }

@@ -667,3 +667,41 @@ func TestIdle(t *testing.T) {
 		}
 	})
 }
+
+// The conf dir is reached through ".." behind a symlink: what is listed there
+// is read there, and watched there.
+func TestDotsBehindASymlink(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("fakenet", "portmap")
+	d.must(os.MkdirAll(filepath.Join(d.conf, "deep", "er"), 0o755))
+	link := filepath.Join(d.answers, "link")
+	d.must(os.Symlink(filepath.Join(d.conf, "deep", "er"), link))
+	file := filepath.Join(d.conf, "deep", "10-a.conflist")
+	list := func(name string) string { return conflist("1.0.0", name, "fakenet") }
+	d.replace(file, list("a"), 0o644)
+	n := d.started(WithPluginConfDir(link + "/.."))
+	becomesReady(t, n)
+	isWatching(t, n)
+	uses := func(name string, dropIns int) {
+		t.Helper()
+		eventually(t, func() string {
+			if s := n.Snapshot(); !s.Ready() || s.Networks[0].Name != name || len(s.Networks[0].DropIns) != dropIns {
+				return fmt.Sprintf("want %s, got %+v, %v", name, s.Networks, s.Err())
+			}
+			return ""
+		})
+	}
+	d.replace(file, list("b"), 0o644)
+	uses("b", 0)
+	d.replace(filepath.Join(d.conf, "deep", "b", "10.conf"), `{"type":"portmap"}`, 0o644)
+	uses("b", 1)
+	for path, want := range map[string]string{
+		link + "/../x": filepath.Join(d.conf, "deep", "x"), link + "/x": link + "/x", link + "/./": link,
+		"/../a": "/a", "a/../b": "b", "../a": "../a", "": ".", "/nowhere/a/../b": "/nowhere/b",
+	} {
+		if got := cleanPath(path); got != want {
+			t.Errorf("%q becomes %q, want %q", path, got, want)
+		}
+	}
+}
