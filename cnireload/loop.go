@@ -34,6 +34,7 @@ type loop struct {
 	named    []string // directories that the content last read names
 
 	waiters []chan<- error
+	refused []refusal // to be told after the next look
 	// inUse holds the last good content of each file in use.
 	inUse      map[string]*network
 	generation string // keys of the networks in use
@@ -46,6 +47,12 @@ type loop struct {
 	next      time.Time // when to look again without being told
 	published string    // digest of the snapshot
 	logged    loggedState
+}
+
+// refusal is the answer to a request that has failed.
+type refusal struct {
+	reply chan<- error
+	err   error
 }
 
 // pluginHistory is what one plugin of a list in use was like before now.
@@ -107,6 +114,11 @@ func (l *loop) run() {
 		}
 		l.takeMore()
 		l.look(ctx)
+		// Whoever is told of a failure finds it in the snapshot.
+		for _, r := range l.refused {
+			r.reply <- r.err
+		}
+		l.refused = nil
 		if l.watching {
 			timer.Reset(time.Until(l.next))
 		}
@@ -130,7 +142,7 @@ func (l *loop) takeMore() {
 }
 
 // accept takes in a request. It is answered by the first look that leaves
-// nothing pending, or at once if it fails.
+// nothing pending, or after the next look if it fails.
 func (l *loop) accept(req request) {
 	if req.recipe != nil {
 		l.recipe = *req.recipe
@@ -138,7 +150,7 @@ func (l *loop) accept(req request) {
 	l.watching = l.watching || req.watch
 	if req.cidrs != nil {
 		if err := l.renderer.render(req.cidrs, l.foreign()); err != nil {
-			req.reply <- err
+			l.refused = append(l.refused, refusal{req.reply, err})
 			return
 		}
 	}
