@@ -16,6 +16,22 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
+// memory is a new folder, in memory where that can be had: most of what an input
+// costs is files made and removed.
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "cnireload-fuzz-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 // FuzzScan puts any bytes into a file of each kind and into a drop-in. Looking at
 // them must never fail, and what it lets through libcni must let through as well
 // and have what an attachment needs.
@@ -36,7 +52,7 @@ func FuzzScan(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		dir := t.TempDir()
+		dir := memory(t)
 		conf := filepath.Join(dir, "net.d")
 		if err := os.MkdirAll(filepath.Join(conf, "drop"), 0o755); err != nil {
 			t.Fatal(err)
@@ -111,7 +127,7 @@ func FuzzTemplate(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, text []byte, podCIDRs string) {
-		dir := t.TempDir()
+		dir := memory(t)
 		path := filepath.Join(dir, "template")
 		if err := os.WriteFile(path, text, 0o644); err != nil {
 			t.Fatal(err)

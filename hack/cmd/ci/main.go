@@ -69,6 +69,9 @@ func stages(lines []string, short bool) []stage {
 	}
 	list = append(list,
 		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", speed, "./...")},
+		// One at a time: go test takes one fuzz target. Minimizing an input that is merely new would
+		// take most of the time.
+		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("FuzzScan"), fuzz("FuzzTemplate"))},
 		stage{name: "hack", run: goTest("hack", false, speed, "./...")},
 		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
 	)
@@ -82,6 +85,11 @@ func stages(lines []string, short bool) []stage {
 	}
 	return append(list, stage{name: "e2e", needs: []string{"tools", "build " + lines[len(lines)-1]}, root: true,
 		run: goTest("test", true, "-count=1", "-timeout=60m", "./...")})
+}
+
+// fuzz runs a fuzz target of the library for a fixed number of inputs.
+func fuzz(target string) func() (counts, error) {
+	return goTest(".", true, "-run=^$", "-fuzz=^"+target+"$", "-fuzztime=20000x", "-fuzzminimizetime=10x", "./cnireload")
 }
 
 // lines returns the supported lines, those with patches/LINE/BASE.
