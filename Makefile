@@ -4,10 +4,10 @@
 # Thin: what is done is in hack/ and test/. "make help" lists the targets.
 
 LINE ?= v2.4
-export KEEP STOP CASE
+export KEEP STOP CASE SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help build stock run test test-unit test-e2e cases bench verify refresh vendor package clean
+.PHONY: help build stock run test test-unit test-e2e cases bench soak verify refresh vendor package clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
 
 cases: ## table of the cases: what stock does, what the patched daemon does
 	@hack/test.sh cases $(LINE)
+
+soak: ## ten minutes of random changes against a model; SEED=N repeats a run
+	@hack/test.sh soak $(LINE)
 
 bench: ## compare stock and patched figures
 	@hack/test.sh bench $(LINE)

@@ -2,7 +2,7 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/test.sh run|e2e|cases|bench LINE: builds what is needed, then hands over to test/.
+# hack/test.sh run|e2e|cases|soak|bench LINE: builds what is needed, then hands over to test/.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
@@ -26,9 +26,10 @@ cases)
 	go build -o "$out/hack/cases" ./cmd/cases
 	exec "$out/hack/cases"
 	;;
+soak) CNIRELOAD_SOAK=10m CNIRELOAD_SEED=${SEED-} exec go test -count=1 -v -timeout=30m ./e2e/... -run '^TestSoak$' ;;
 bench)
 	go build -o "$out/hack/bench" ./bench
 	exec "$out/hack/bench"
 	;;
-*) die "\"$what\" is none of run, e2e, cases, bench" ;;
+*) die "\"$what\" is none of run, e2e, cases, soak, bench" ;;
 esac
