@@ -65,22 +65,26 @@ func TestSoak(t *testing.T) {
 	t.Errorf("the shortest run found to fail:\n%s", strings.Join(text, "\n"))
 }
 
-// shortest leaves out as much as it can from the front of a run whose last
-// operation fails, by bisection.
+// shortest leaves out as much as it can of a run whose last operation fails:
+// halves first, then smaller and smaller parts, until it takes too long.
 func shortest(t *testing.T, ops []op, run func([]op) error) []op {
-	// Known: from good on it does not fail, from bad on it does.
-	bad, good := 0, len(ops)
-	for tries := 0; good-bad > 1 && tries < 7; tries++ {
-		middle := (bad + good) / 2
-		if err := run(ops[middle:]); err != nil {
-			t.Logf("the last %d operations fail: %v", len(ops)-middle, err)
-			bad = middle
-		} else {
-			t.Logf("the last %d operations do not fail", len(ops)-middle)
-			good = middle
+	until := time.Now().Add(3 * time.Minute)
+	for size := (len(ops) + 1) / 2; size > 0; size /= 2 {
+		for at := 0; at+size < len(ops); {
+			if time.Now().After(until) {
+				t.Logf("there was no time to leave out more")
+				return ops
+			}
+			part := slices.Concat(ops[:at], ops[at+size:])
+			if err := run(part); err != nil {
+				t.Logf("%d operations fail: %v", len(part), err)
+				ops = part
+			} else {
+				at += size
+			}
 		}
 	}
-	return ops[bad:]
+	return ops
 }
 
 // op is one operation. What its numbers mean is the kind's affair; one that
