@@ -35,12 +35,12 @@ func TestSoak(t *testing.T) {
 	if err := harness.Preflight("make soak", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
-	during := 50 * time.Second
-	if v := os.Getenv("CNIRELOAD_SOAK"); v != "" {
-		var err error
-		during, err = time.ParseDuration(v)
-		assert.NilError(t, err)
+	v := os.Getenv("CNIRELOAD_SOAK")
+	if v == "" {
+		t.Skip("not yet run often enough to be part of every run: make soak")
 	}
+	during, err := time.ParseDuration(v)
+	assert.NilError(t, err)
 	seed := uint64(time.Now().UnixNano())
 	if v := os.Getenv("CNIRELOAD_SEED"); v != "" {
 		var err error
