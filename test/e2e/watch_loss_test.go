@@ -88,6 +88,9 @@ func losses() []loss {
 			n.must(os.RemoveAll(n.ConfDir))
 			n.must(os.Mkdir(n.ConfDir, 0o700))
 			n.list("private")
+			// In between there is no directory, and then no list, and the
+			// daemon may have seen either.
+			n.inUse("private", polled)
 		}, state: byInotify, back: func(n *node, list string) {
 			info, err := os.Stat(n.ConfDir)
 			n.must(err)
