@@ -159,8 +159,8 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	if err != nil {
 		return nil, err
 	}
-	exclusive.enter()
-	defer exclusive.leave()
+	n.turnstile.enter()
+	defer n.turnstile.leave()
 	results, err := attach(ctx, s.attachments, ns)
 	if err != nil {
 		n.tried.put(id, s.attachments)

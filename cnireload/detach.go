@@ -49,8 +49,8 @@ func (n *Network) Remove(ctx context.Context, id string, path string, opts ...Na
 		return err
 	}
 	f := n.removals.join(id, func() error {
-		exclusive.enter()
-		defer exclusive.leave()
+		n.turnstile.enter()
+		defer n.turnstile.leave()
 		return n.detach(context.WithoutCancel(ctx), ns)
 	})
 	select {

@@ -129,7 +129,7 @@ func (n *Network) keep() {
 		n.replay(ctx)
 		sweeps := n.config.collect && n.config.sandboxes != nil
 		if sweeps && !time.Now().Before(due) && n.Snapshot().Ready() {
-			if exclusive.alone(ctx, n.sweep) && !gaveWay(n.swept.Load()) {
+			if n.turnstile.alone(ctx, n.sweep) && !gaveWay(n.swept.Load()) {
 				due = time.Now().Add(sweepEvery)
 			}
 		}

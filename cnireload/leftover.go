@@ -54,7 +54,9 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 // idless are the verbs that are not about a pod.
 var idless = map[string]bool{"VERSION": true, "STATUS": true, "GC": true}
 
-func (n *Network) fromBinDir(path string) bool { return slices.Contains(n.config.binDirs, filepath.Dir(path)) }
+func (n *Network) fromBinDir(path string) bool {
+	return slices.Contains(n.config.binDirs, filepath.Dir(path))
+}
 
 // sandboxes returns the sandboxes that exist; none if nobody can tell.
 func (n *Network) sandboxes(ctx context.Context) []Sandbox {

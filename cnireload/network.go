@@ -113,6 +113,7 @@ type Network struct {
 	// disproved holds the ids of closed gates without which an ADD succeeded.
 	disproved atomic.Pointer[map[string]bool]
 	pace      pace
+	turnstile *turnstile
 
 	requests chan request
 	ctx      context.Context // ends with Close
@@ -144,6 +145,7 @@ func New(opts ...Opt) (*Network, error) {
 		ended:    make(chan struct{}),
 		kept:     make(chan struct{}),
 
+		turnstile:  &exclusive,
 		tombstones: newTombstones(c.tombstoneDir, c.handler),
 	}
 	n.exec = &countedExec{Exec: &boundedExec{running: &n.running}, calls: &n.calls}

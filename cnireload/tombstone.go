@@ -317,8 +317,8 @@ func (n *Network) replay(ctx context.Context) {
 			continue
 		}
 		f := n.removals.join(m.ID, func() error {
-			exclusive.enter()
-			defer exclusive.leave()
+			n.turnstile.enter()
+			defer n.turnstile.leave()
 			return n.exhume(ctx, m, attachments)
 		})
 		<-f.done

@@ -96,7 +96,9 @@ func TestTombstone(t *testing.T) {
 			if f := d.files(); len(f) > 0 {
 				t.Errorf("within the grace: %q", f)
 			}
-			eventually(t, func() string { return errorText(n.Remove(context.Background(), "pod-1", "/ns", WithArgs("K8S_POD_NAME", "pod-1"))) })
+			eventually(t, func() string {
+				return errorText(n.Remove(context.Background(), "pod-1", "/ns", WithArgs("K8S_POD_NAME", "pod-1")))
+			})
 			if took := time.Since(start); took < 400*time.Millisecond {
 				t.Errorf("let go after %s", took)
 			}
