@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -237,8 +236,8 @@ func mounted(netns string) bool {
 	if netns == "" {
 		return false
 	}
-	_, err := os.Stat(netns)
-	return err == nil
+	// Of a namespace that was mounted an empty file remains.
+	return isNamespace(netns)
 }
 
 // discard removes an attachment of a pod that is gone, with the list of its ADD.

@@ -51,9 +51,9 @@ func crashedNode(t *testing.T, version string) *node {
 	d.write("10-pods.conflist", conflist(version, "pods", "a", "b"))
 	n := d.started()
 	becomesReady(t, n)
-	stays := filepath.Join(d.answers, "netns")
-	d.must(os.WriteFile(stays, nil, 0o644))
-	for id, netns := range map[string]string{"lives": "/gone/1", "leaked": "/gone/2", "mounted": stays} {
+	unmounted := filepath.Join(d.answers, "netns")
+	d.must(os.WriteFile(unmounted, nil, 0o644))
+	for id, netns := range map[string]string{"lives": "/gone/1", "leaked": unmounted, "mounted": "/proc/self/ns/net"} {
 		_, err := n.Setup(context.Background(), id, netns, WithArgs("K8S_POD_INFRA_CONTAINER_ID", id))
 		d.must(err)
 	}

@@ -148,3 +148,18 @@ func (f *foundPlugin) orphan() bool {
 	other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", f.pid))
 	return err == nil && own == other && f.parent == 1
 }
+
+// Types of file systems that namespaces are on, as in statfs(2).
+const (
+	nsfsMagic = 0x6e736673
+	procMagic = 0x9fa0
+)
+
+// isNamespace tells whether path is a namespace.
+func isNamespace(path string) bool {
+	var st syscall.Statfs_t
+	if syscall.Statfs(path, &st) != nil {
+		return false
+	}
+	return int64(st.Type) == nsfsMagic || int64(st.Type) == procMagic
+}

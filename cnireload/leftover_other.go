@@ -5,7 +5,10 @@
 
 package cnireload
 
-import "time"
+import (
+	"os"
+	"time"
+)
 
 // foundPlugin is never found on this platform.
 type foundPlugin struct {
@@ -21,3 +24,9 @@ func (*foundPlugin) alive() bool  { return false }
 func (*foundPlugin) kill() error  { return nil }
 func (*foundPlugin) ours() bool   { return false }
 func (*foundPlugin) orphan() bool { return false }
+
+// isNamespace tells whether path is there: what it is differs by platform.
+func isNamespace(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
