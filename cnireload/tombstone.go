@@ -309,7 +309,8 @@ func (n *Network) replay(ctx context.Context) {
 		if n.running.busy(m.ID) {
 			continue // or it would have to be done again
 		}
-		if away := n.agentAway(ctx, attachments); away != nil {
+		// A gate that is compiled into a plugin may have moved: DEL tells.
+		if away := n.gateOfDel(ctx, attachments, GateEnforce); away != nil {
 			n.tombstones.waits(m, away)
 			continue
 		}

@@ -275,6 +275,28 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	}
 }
 
+// A socket that is compiled into a plugin may have moved with a release of it.
+func TestReportedGateDoesNotHoldUpWhatIsOwed(t *testing.T) {
+	t.Parallel()
+	d := newAgentNode(t)
+	d.install("antrea")
+	n := d.withGrace("0s")
+	list := []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "antrea"))}}
+	d.must(n.tombstones.bury(grave{ID: "pod-1", Networks: list, Since: time.Now()}))
+	n.tombstones.mu.Lock()
+	n.tombstones.graves["pod-1"].next = time.Time{}
+	n.tombstones.mu.Unlock()
+	eventually(t, func() string {
+		if owed := n.Tombstones(); len(owed) > 0 {
+			return fmt.Sprintf("%+v", owed)
+		}
+		return ""
+	})
+	if d.count("antrea", "DEL") != 1 {
+		t.Error("no DEL")
+	}
+}
+
 func TestTombstonesAreBounded(t *testing.T) {
 	t.Parallel()
 	d := newAgentNode(t)
