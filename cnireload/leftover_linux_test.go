@@ -79,6 +79,35 @@ func TestLeftOverIsFoundAndEnded(t *testing.T) {
 	}
 }
 
+// A verb without a pod says nothing of whose it is: its executable does, if its
+// parent has gone.
+func TestLeftOverWithoutAPod(t *testing.T) {
+	setBound(t, "STATUS", 3*time.Second)
+	d, other := newNode(t), newNode(t)
+	mine, others := d.leave("asked", "STATUS", ""), other.leave("asked", "STATUS", "")
+	for _, f := range foundPlugins() {
+		if f.pid == mine && f.parent != 1 {
+			t.Skipf("orphans here go to pid %d", f.parent)
+		}
+	}
+	n := d.started(exists())
+	eventually(t, func() string {
+		if got := processesOf(n, ProcessLeftOver); len(got) != 1 || got[0] != "asked STATUS " {
+			return fmt.Sprintf("found %q", got)
+		}
+		return ""
+	})
+	eventually(t, func() string {
+		if alive(mine) {
+			return "still runs"
+		}
+		return ""
+	})
+	if !alive(others) {
+		t.Error("a plugin of another bin dir was ended")
+	}
+}
+
 // What an ADD allocates after the pod's removal would be leaked.
 func TestRemoveEndsLeftOverFirst(t *testing.T) {
 	t.Parallel()
