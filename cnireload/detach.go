@@ -34,7 +34,7 @@ import (
 // namespace is gone (both as go-cni), unless that is its agent's file.
 //
 // While the agent of a plugin is away, the call waits for as long as a DEL may
-// take, and then fails with that cause. A pod whose removal has failed so for as
+// take, unless ADD has failed, and then fails with that cause. A pod whose removal has failed so for as
 // long as [WithDelGrace] says is let go: the removal is stored, nil returned,
 // and DEL run when the agent is back, see [Network.Tombstones]. DEL after a
 // failed ADD that fails is stored at once.
@@ -106,7 +106,8 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 	}
 	since, failing := n.failing.get(ns.id)
 	overdue := failing && time.Since(since) >= n.config.delGrace
-	if !overdue {
+	_, neverAdded := n.tried.get(ns.id)
+	if !overdue && !neverAdded {
 		n.awaitAgent(ctx, attachments)
 	}
 	var errs []error
@@ -117,7 +118,6 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 			left = append(left, a)
 		}
 	}
-	_, neverAdded := n.tried.get(ns.id)
 	switch {
 	case len(errs) == 0 && adding:
 		// What it allocates from now on is not removed yet (cni#550).

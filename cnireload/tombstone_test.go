@@ -264,6 +264,20 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	if f := d.files(); len(f) > 0 {
 		t.Errorf("left behind: %q", f)
 	}
+	// Nor is an agent waited for: the pod's next attempt is.
+	n.pace.agent = time.Minute
+	d.agentThere(false)
+	_, _ = n.Setup(context.Background(), "pod-3", "/ns")
+	if err := n.Remove(context.Background(), "pod-3", "/ns"); err == nil || len(n.Tombstones()) != 1 {
+		t.Errorf("got %v, owed %v", err, n.Tombstones())
+	}
+	d.agentThere(true)
+	eventually(t, func() string {
+		if owed := n.Tombstones(); len(owed) > 0 {
+			return fmt.Sprintf("%+v", owed)
+		}
+		return ""
+	})
 	// A caller that does come back does it at once.
 	d.answer("first", "DEL", reply{out: `{"code":100,"msg":"del failed"}`, code: 1})
 	_, _ = n.Setup(context.Background(), "pod-2", "/ns")
