@@ -228,7 +228,7 @@ func (n *node) brokenRunc() (path string) {
 	runc, err := harness.Runc()
 	assert.NilError(n.t, err)
 	script := "#!/bin/sh\nfor arg; do\n  [ ! -e '" + n.Base + "/runc-fails-'\"$arg\" ] || { echo \"broken $arg\" >&2; exit 1; }\n" +
-		"  [ ! -e '" + n.Base + "/runc-waits-'\"$arg\" ] || sleep 2\ndone\nexec '" + runc + "' \"$@\"\n"
+		"  [ ! -e '" + n.Base + "/runc-waits-'\"$arg\" ] || { : >'" + n.Base + "/runc-reached-'\"$arg\"; sleep 2; }\ndone\nexec '" + runc + "' \"$@\"\n"
 	path = filepath.Join(n.Base, "runc")
 	assert.NilError(n.t, os.WriteFile(path, []byte(script), 0o755))
 	return path

@@ -45,9 +45,11 @@ func (d *Daemon) Kill() error {
 // ctr runs the daemon's ctr in a namespace.
 func (d *Daemon) ctr(ctx context.Context, namespace string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "ctr"), append([]string{"-a", d.Socket(), "-n", namespace}, args...)...)
-	b, err := cmd.CombinedOutput()
+	var said strings.Builder
+	cmd.Stderr = &said // warnings, too
+	b, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("ctr %s: %w: %s", strings.Join(args, " "), err, b)
+		return "", fmt.Errorf("ctr %s: %w: %s", strings.Join(args, " "), err, said.String())
 	}
 	return string(b), nil
 }
