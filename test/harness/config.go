@@ -43,6 +43,13 @@ type Options struct {
 	// "io.containerd.timeout.cri.cni.add": "5s".
 	Timeouts map[string]string
 
+	// Runc replaces runc; the real one is what Runc tells.
+	Runc string
+	// NRI lets NRI plugins connect to NRISocket.
+	NRI bool
+	// HoldMetadata prepares for Daemon.HoldMetadata.
+	HoldMetadata bool
+
 	// Mounts are argument lists of mount(8), run in the daemon's namespace
 	// before it starts.
 	Mounts [][]string
@@ -124,7 +131,13 @@ func (d *Daemon) config() string {
 		}
 		line("[%s.options]\n  BinaryName = %s\n  Root = %s", section, quote(d.runc), quote(filepath.Join(d.State, "runc")))
 	}
-	line("[plugins.'io.containerd.nri.v1.nri']\n  disable = true")
+	line("[plugins.'io.containerd.nri.v1.nri']\n  disable = %t", !o.NRI)
+	if o.NRI {
+		line("  socket_path = %s\n  plugin_path = %s\n  plugin_config_path = %s", quote(d.NRISocket()), quote(d.path("nri")), quote(d.path("nri")))
+	}
+	if o.HoldMetadata {
+		line("[proxy_plugins.held]\n  type = 'snapshot'\n  address = %s", quote(d.holdSocket()))
+	}
 	line("[plugins.'io.containerd.internal.v1.opt']\n  path = %s", quote(d.path("opt")))
 	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(filepath.Join(d.State, "s")))
 	line("[plugins.'io.containerd.server.v1.grpc']\n  address = %s", quote(d.Socket()))

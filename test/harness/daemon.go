@@ -70,6 +70,9 @@ func New(o Options) (*Daemon, error) {
 			return nil, err
 		}
 	}
+	if o.Runc != "" {
+		runc = o.Runc
+	}
 	d := &Daemon{Options: o, bin: bin, runc: runc}
 	d.State = d.path("state")
 	if d.ConfDir == "" {

@@ -1,0 +1,345 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/assert/cmp"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/cnireload/cnireload/test/fake"
+	"github.com/cnireload/cnireload/test/harness"
+)
+
+// nriPlugin notes what it is told, such as "pod a", "stop a", "remove a".
+type nriPlugin struct {
+	mu   sync.Mutex
+	told []string
+}
+
+func (p *nriPlugin) note(what ...string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.told = append(p.told, what...)
+}
+
+func (p *nriPlugin) knows(what string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.told, what) {
+		return fmt.Errorf("the NRI plugin was not told %q but %q", what, p.told)
+	}
+	return nil
+}
+
+func (p *nriPlugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+	p.note("synchronized")
+	for _, pod := range pods {
+		p.note("pod " + pod.GetName())
+	}
+	return nil, nil
+}
+
+func (p *nriPlugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	p.note("stop " + pod.GetName())
+	return nil
+}
+
+func (p *nriPlugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	p.note("remove " + pod.GetName())
+	return nil
+}
+
+// connectNRI connects a plugin to the daemon and does not wait for it to be
+// synchronized.
+func (n *node) connectNRI() *nriPlugin {
+	n.t.Helper()
+	p := &nriPlugin{}
+	s, err := stub.New(p, stub.WithPluginName("test"), stub.WithPluginIdx("10"), stub.WithSocketPath(n.NRISocket()),
+		stub.WithOnClose(func() {}))
+	assert.NilError(n.t, err)
+	assert.NilError(n.t, s.Start(n.t.Context()))
+	n.t.Cleanup(s.Stop)
+	return p
+}
+
+// begun waits until the fake plugin has been called with a verb for a pod.
+func (n *node) begun(verb, pod string) {
+	n.t.Helper()
+	assert.NilError(n.t, harness.Poll(n.t.Context(), 30*time.Second, func() error {
+		calls, err := n.Fake.Calls()
+		if err == nil && !slices.ContainsFunc(calls, func(c fake.Call) bool { return c.Pod == pod && c.Command == verb }) {
+			err = fmt.Errorf("%s of pod %s has not begun", verb, pod)
+		}
+		return err
+	}))
+}
+
+// within waits until so many goroutines of the daemon are in a function.
+func (n *node) within(function string, enough func(int) bool) {
+	n.t.Helper()
+	assert.NilError(n.t, harness.Poll(n.t.Context(), 30*time.Second, func() error {
+		_, inside, err := n.Goroutines(n.t.Context(), function)
+		if err == nil && !enough(inside) {
+			err = fmt.Errorf("%d goroutines in %s", inside, function)
+		}
+		return err
+	}))
+}
+
+func (n *node) stopPod(id string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
+	defer cancel()
+	_, err := n.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+func (n *node) removePod(id string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
+	defer cancel()
+	_, err := n.Runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
+	return err
+}
+
+// run runs a pod that must work and returns its id.
+func (n *node) run(p harness.Pod) string {
+	n.t.Helper()
+	id, err := n.RunPod(n.t.Context(), p)
+	assert.NilError(n.t, err)
+	return id
+}
+
+// One DEL that hangs, and an NRI plugin that connects meanwhile.
+func TestL6(t *testing.T) {
+	sides(t, "(new)", func(t *testing.T, side harness.Side) string {
+		n := prepare(t, harness.Options{Side: side, NRI: true})
+		n.write(n.conf("10-a.conflist"), c10("a"))
+		n.start()
+		n.waitReady(true, soon)
+		a, b := n.run(harness.Pod{Name: "a"}), n.run(harness.Pod{Name: "b"})
+		assert.NilError(t, n.Fake.Set("fakenet", fake.State{Verbs: map[string]fake.Behavior{"DEL": {Mode: fake.Hang, Pod: "a"}}}))
+
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stopped := make(chan error, 1)
+		go func() {
+			_, err := n.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: a})
+			stopped <- err
+		}()
+		n.begun("DEL", "a")
+		plugin := n.connectNRI()
+
+		if side == harness.Stock {
+			n.within("requestPluginSync", func(i int) bool { return i == 1 })
+			err := n.stopPod(b, 3*time.Second)
+			assert.Equal(t, status.Code(err), codes.DeadlineExceeded, "%v", err)
+			n.untidy = true
+			return "StopPodSandbox of another pod: DeadlineExceeded while the DEL hangs"
+		}
+
+		assert.NilError(t, harness.Poll(t.Context(), 30*time.Second, func() error { return plugin.knows("synchronized") }))
+		begin := time.Now()
+		assert.NilError(t, n.stopPod(b, 20*time.Second))
+		took := time.Since(begin)
+		select {
+		case err := <-stopped:
+			t.Fatalf("the hanging DEL has ended: %v", err)
+		default:
+		}
+		// What the plugin was told fits together: it saw both pods and then the
+		// end of each.
+		for _, what := range []string{"pod a", "pod b", "stop b"} {
+			assert.NilError(t, plugin.knows(what))
+		}
+		cancel()
+		<-stopped
+		assert.NilError(t, n.Fake.Set("fakenet", fake.State{}))
+		assert.NilError(t, n.RemovePod(t.Context(), a))
+		assert.NilError(t, n.RemovePod(t.Context(), b))
+		for _, what := range []string{"remove a", "remove b"} {
+			assert.NilError(t, plugin.knows(what))
+		}
+		assert.Equal(t, n.leases(), 0)
+		return fmt.Sprintf("StopPodSandbox of another pod took %s, the plugin was told all", short(took))
+	})
+}
+
+// An NRI plugin that connects during RemovePodSandbox of a pod that has a
+// container.
+func TestNRIPluginDuringRemove(t *testing.T) {
+	sides(t, "", func(t *testing.T, side harness.Side) string {
+		n := prepare(t, harness.Options{Side: side, NRI: true})
+		n.write(n.conf("10-a.conflist"), c10("a"))
+		n.start()
+		n.waitReady(true, soon)
+		pod := harness.Pod{Name: "a"}
+		id := n.run(pod)
+		_, err := n.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+			PodSandboxId:  id,
+			SandboxConfig: n.SandboxConfig(pod),
+			Config: &runtimeapi.ContainerConfig{
+				Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
+				Image:    &runtimeapi.ImageSpec{Image: harness.SandboxImage},
+				LogPath:  "c.log",
+				Linux:    &runtimeapi.LinuxContainerConfig{},
+			},
+		})
+		assert.NilError(t, err)
+		assert.NilError(t, n.Fake.Set("fakenet", fake.State{Verbs: map[string]fake.Behavior{"DEL": {Mode: fake.Slow, Millis: 4000, Pod: "a"}}}))
+
+		removed := make(chan error, 1)
+		go func() { removed <- n.removePod(id, 40*time.Second) }()
+		n.begun("DEL", "a")
+		plugin := n.connectNRI()
+		if side == harness.Stock {
+			n.within("requestPluginSync", func(i int) bool { return i == 1 })
+			// The DEL ends and the container is to be removed: a reader waits for
+			// a writer that waits for this reader.
+			n.within("RemoveContainer", func(i int) bool { return i == 1 })
+			err := n.stopPod(id, 3*time.Second)
+			assert.Equal(t, status.Code(err), codes.DeadlineExceeded, "%v", err)
+			n.untidy = true
+			assert.NilError(t, n.Kill())
+			return "a deadlock: nothing of any pod works until the daemon is restarted"
+		}
+		assert.NilError(t, <-removed)
+		assert.NilError(t, plugin.knows("remove a"))
+		return "removed"
+	})
+}
+
+// brokenRunc is a runc whose commands fail or wait while a file says so.
+func (n *node) brokenRunc() (path string) {
+	n.t.Helper()
+	runc, err := harness.Runc()
+	assert.NilError(n.t, err)
+	script := "#!/bin/sh\nfor arg; do\n  [ ! -e '" + n.Base + "/runc-fails-'\"$arg\" ] || { echo \"broken $arg\" >&2; exit 1; }\n" +
+		"  [ ! -e '" + n.Base + "/runc-waits-'\"$arg\" ] || { : >'" + n.Base + "/runc-reached-'\"$arg\"; sleep 2; }\ndone\nexec '" + runc + "' \"$@\"\n"
+	path = filepath.Join(n.Base, "runc")
+	assert.NilError(n.t, os.WriteFile(path, []byte(script), 0o755))
+	return path
+}
+
+// A sandbox's start fails after ADD, and so does the shim's clean-up.
+// https://github.com/containerd/containerd/pull/13563
+// https://github.com/containerd/containerd/issues/13609
+func TestL14(t *testing.T) {
+	sides(t, "containerd#13563, #13609", func(t *testing.T, side harness.Side) string {
+		base, err := os.MkdirTemp("", harness.Prefix)
+		assert.NilError(t, err)
+		n := prepare(t, harness.Options{Side: side, Base: base, Runc: filepath.Join(base, "runc")})
+		n.brokenRunc()
+		for _, verb := range []string{"start", "delete"} {
+			touch(t, filepath.Join(n.Base, "runc-fails-"+verb))
+		}
+		n.write(n.conf("10-a.conflist"), c10("a"))
+		n.start()
+		n.waitReady(true, soon)
+
+		assert.Assert(t, cmp.Contains(n.refused(harness.Pod{Name: "a"}), "broken start"))
+		netns, err := os.ReadDir(n.NetNSDir())
+		assert.NilError(t, err)
+		leases := n.leases()
+		observed := fmt.Sprintf("%d DEL, %d netns and %d addresses left", n.calls("fakenet", "DEL"), len(netns), leases)
+		if side == harness.Stock {
+			assert.Equal(t, observed, "0 DEL, 1 netns and 1 addresses left")
+			n.untidy = true
+			return observed
+		}
+		assert.Equal(t, observed, "1 DEL, 0 netns and 0 addresses left")
+		// What could not be cleaned up is listed, its name is taken.
+		pods, err := n.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
+		assert.NilError(t, err)
+		assert.Equal(t, len(pods.GetItems()), 1)
+		assert.Assert(t, cmp.Contains(n.refused(harness.Pod{Name: "a"}), "is reserved"))
+		// It can be removed when the shim can be.
+		for _, verb := range []string{"start", "delete"} {
+			assert.NilError(t, os.Remove(filepath.Join(n.Base, "runc-fails-"+verb)))
+		}
+		assert.NilError(t, n.RemovePod(t.Context(), pods.GetItems()[0].GetId()))
+		n.run(harness.Pod{Name: "a"})
+		return observed + ", listed and removable"
+	})
+}
+
+// Callers give up while metadata cannot be written.
+func TestL13(t *testing.T) {
+	sides(t, "(new)", func(t *testing.T, side harness.Side) string {
+		n := prepare(t, harness.Options{Side: side, HoldMetadata: true})
+		n.write(n.conf("10-a.conflist"), c10("a"))
+		n.start()
+		n.waitReady(true, soon)
+		n.pod("before")
+		release, err := n.HoldMetadata(t.Context())
+		assert.NilError(t, err)
+		defer func() { _ = release() }()
+		before, err := n.MetadataWrites()
+		assert.NilError(t, err)
+
+		const callers = 12
+		var calls []func()
+		errs := make([]error, callers)
+		for i := range callers {
+			calls = append(calls, func() {
+				if i%4 == 3 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					_, errs[i] = n.WriteMetadata(ctx, 1)
+					return
+				}
+				_, errs[i] = n.RunPod(t.Context(), harness.Pod{Name: fmt.Sprintf("p%d", i), HostNetwork: i%2 == 0, Timeout: time.Second})
+			})
+		}
+		parallel(calls...)()
+		for _, err := range errs {
+			assert.Assert(t, cmp.ErrorContains(err, "context deadline exceeded"))
+		}
+
+		const holder = 1
+		if side == harness.Stock {
+			n.within("metadata.(*DB).Update", func(i int) bool { return i == holder+callers })
+			assert.Assert(t, cmp.Contains(n.refused(harness.Pod{Name: "p1", Timeout: time.Second}), "is reserved"))
+		} else {
+			n.within("metadata.(*DB).Update", func(i int) bool { return i == holder })
+			_, err := n.RunPod(t.Context(), harness.Pod{Name: "p1", Timeout: time.Second})
+			assert.Equal(t, status.Code(err), codes.DeadlineExceeded, "%v", err)
+			n.within("metadata.(*DB).Update", func(i int) bool { return i == holder })
+		}
+		assert.NilError(t, release())
+		n.within("metadata.(*DB).Update", func(i int) bool { return i == 0 })
+		if side == harness.Stock {
+			var after uint64
+			assert.NilError(t, harness.Poll(t.Context(), 30*time.Second, func() error {
+				if after, err = n.MetadataWrites(); err == nil && after < before+callers {
+					err = fmt.Errorf("%d writes", after-before)
+				}
+				return err
+			}))
+			n.untidy = true
+			return fmt.Sprintf("%d of %d dead callers still in the queue, names reserved; at least %d writes when it goes on", callers, callers, callers)
+		}
+		after, err := n.MetadataWrites()
+		assert.NilError(t, err)
+		// A garbage collection may have waited as well.
+		assert.Assert(t, after <= before+1, "%d writes", after-before)
+		n.pod("p1")
+		leases, err := n.MetadataLeases(t.Context())
+		assert.NilError(t, err)
+		assert.Assert(t, len(leases) <= 2, "leases %q", leases)
+		return fmt.Sprintf("0 of %d dead callers still in the queue, names free, nothing of theirs written when it goes on", callers)
+	})
+}
