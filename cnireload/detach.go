@@ -99,6 +99,7 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 	if n.tombstones.released(ns.id) {
 		return nil // its caller was told so before
 	}
+	n.awaitSearch()
 	adding := n.running.evict(ns.id)
 	attachments, err := n.attached(ns.id)
 	if err != nil {
@@ -142,6 +143,21 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 		return fmt.Errorf("%w; it will be tried again", err)
 	default:
 		return n.letGo(ctx, ns, left, oneLine(errs))
+	}
+}
+
+// awaitSearch waits, for a moment after the start, until left-over plugins have
+// been looked for: an ADD among them could end after the pod's DEL.
+func (n *Network) awaitSearch() {
+	if n.config.sandboxes == nil {
+		return
+	}
+	bound := time.NewTimer(startBound)
+	defer bound.Stop()
+	select {
+	case <-n.searched:
+	case <-n.ctx.Done():
+	case <-bound.C:
 	}
 }
 

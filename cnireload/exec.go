@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,30 +119,47 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("plugin %s was not run: %w", path, context.Cause(ctx))
 	}
-	var stdout, stderr capture
+	stdout, err := newOutput()
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s cannot be executed: %w", path, err)
+	}
+	stderr, err := newOutput()
+	if err != nil {
+		stdout.discard()
+		return nil, fmt.Errorf("plugin %s cannot be executed: %w", path, err)
+	}
 	cmd := exec.Command(path)
 	cmd.Env = environ
 	cmd.Stdin = bytes.NewReader(stdin)
-	cmd.Stdout = &stdout
-	cmd.Stderr = &stderr
+	cmd.Stdout, cmd.Stderr = stdout.w, stderr.w
 	cmd.WaitDelay = pipeGrace
 	isolate(cmd)
 	if err := cmd.Start(); err != nil {
+		stdout.discard()
+		stderr.discard()
 		if errors.Is(err, errTextBusy) {
 			return nil, fmt.Errorf("plugin %s is being written: %w", path, err)
 		}
 		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s cannot be executed: %v", path, err)}
 	}
 	process := e.running.begin(path, environ, cmd.Process.Pid)
-	done := make(chan error, 1)
+	stdout.collect()
+	stderr.collect()
+	done := make(chan ended, 1)
 	go func() {
 		err := cmd.Wait()
 		e.running.end(process)
-		done <- err
+		// Its input is still held, as its output may be.
+		end := ended{err: err, lingers: errors.Is(err, exec.ErrWaitDelay)}
+		stdout.expire()
+		stderr.expire()
+		end.lingers = stdout.wait() || end.lingers
+		end.lingers = stderr.wait() || end.lingers
+		done <- end
 	}()
-	var err error
+	var end ended
 	select {
-	case err = <-done:
+	case end = <-done:
 	case <-ctx.Done():
 		if kerr := killAll(cmd); kerr != nil {
 			log.G(ctx).WithError(kerr).Warnf("cannot kill cni plugin %s, pid %d", path, cmd.Process.Pid)
@@ -150,7 +168,7 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		abandon := time.NewTimer(pipeGrace + abandonGrace)
 		defer abandon.Stop()
 		select {
-		case err = <-done:
+		case end = <-done:
 			// It may have ended well just before, with a child of its own
 			// holding its output.
 			if !cmd.ProcessState.Success() {
@@ -164,14 +182,15 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 	}
 	// A plugin that ended well has succeeded, even if a child that it left
 	// behind still holds its output (containerd#7832 takes the same view).
-	if errors.Is(err, exec.ErrWaitDelay) {
+	err = end.err
+	if end.lingers {
 		e.running.noteEscaped(ctx, path, environ, cmd.Process.Pid)
 		if cmd.ProcessState.Success() {
 			err = nil
 		}
 	}
 	if err != nil {
-		return nil, pluginError(err, &stdout, &stderr)
+		return nil, pluginError(err, &stdout.capture, &stderr.capture)
 	}
 	if stderr.total() > 0 {
 		log.G(ctx).WithField("plugin", path).WithField("verb", verb).Debugf("cni plugin printed: %s", stderr.text())
@@ -180,6 +199,70 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s printed %d bytes, the limit is %d", path, n, maxOutput)}
 	}
 	return stdout.bytes(), nil
+}
+
+// ended is how a plugin ended.
+type ended struct {
+	err     error // of its exit status
+	lingers bool  // a child of it holds its input or output
+}
+
+// output is what a plugin prints, on its way through a pipe.
+type output struct {
+	capture
+	r, w *os.File
+	done chan struct{} // closed when nothing more is read
+	held bool          // somebody still has the other end then
+}
+
+func newOutput() (*output, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	return &output{r: r, w: w, done: make(chan struct{})}, nil
+}
+
+// discard gives up an output of a plugin that was not started.
+func (o *output) discard() {
+	_ = o.r.Close()
+	_ = o.w.Close()
+}
+
+// collect reads the output of a plugin that was started.
+func (o *output) collect() {
+	_ = o.w.Close() // it has its own
+	go func() {
+		defer close(o.done)
+		defer o.r.Close()
+		buf := make([]byte, 8<<10)
+		for {
+			n, err := o.r.Read(buf)
+			_, _ = o.Write(buf[:n])
+			if err != nil {
+				if o.held = !errors.Is(err, io.EOF); o.held {
+					// What it printed before it ended is in the pipe, however
+					// late this comes to read it on a machine that is busy.
+					readReady(o.r, buf, &o.capture)
+				}
+				return
+			}
+		}
+	}()
+}
+
+// expire ends the reading when the pipe is still held after the grace.
+func (o *output) expire() {
+	if err := o.r.SetReadDeadline(time.Now().Add(pipeGrace)); err != nil && !errors.Is(err, os.ErrClosed) {
+		// Not on every platform.
+		time.AfterFunc(pipeGrace, func() { _ = o.r.Close() })
+	}
+}
+
+// wait returns whether the pipe was still held when the reading ended.
+func (o *output) wait() bool {
+	<-o.done
+	return o.held
 }
 
 // pluginError turns a plugin's exit status and output into the error libcni
@@ -243,8 +326,8 @@ func injectTraceContext(ctx context.Context, environ []string) []string {
 	return environ
 }
 
-// capture keeps the first maxOutput bytes that are written to it, and the last
-// maxErrorText. Its lock is held for the copy alone: an abandoned plugin may
+// capture keeps what is written to it, up to maxOutput bytes, and of more than
+// that the first and the last maxErrorText. Its lock is held for the copy alone: an abandoned plugin may
 // still write while the caller reads.
 type capture struct {
 	mu   sync.Mutex
@@ -257,8 +340,15 @@ func (c *capture) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n += int64(len(p))
+	if c.n > maxOutput && len(c.head) > maxErrorText {
+		// Too much to be believed: only what goes into an error is kept, since
+		// many plugins may do this at once.
+		rest := c.head[maxErrorText:]
+		c.head = bytes.Clone(c.head[:maxErrorText])
+		c.tail = bytes.Clone(rest[max(0, len(rest)-maxErrorText):])
+	}
 	rest := p
-	if room := maxOutput - len(c.head); room > 0 {
+	if room := maxOutput - len(c.head); room > 0 && c.n <= maxOutput {
 		take := min(room, len(rest))
 		c.head = append(c.head, rest[:take]...)
 		rest = rest[take:]

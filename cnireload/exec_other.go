@@ -7,7 +7,9 @@ package cnireload
 
 import (
 	"errors"
+	"io"
 	"io/fs"
+	"os"
 	"os/exec"
 )
 
@@ -20,6 +22,9 @@ func isolate(*exec.Cmd) {}
 
 // killAll kills the plugin alone: there are no process groups here.
 func killAll(cmd *exec.Cmd) error { return cmd.Process.Kill() }
+
+// readReady reads nothing: the pipe is closed by then.
+func readReady(*os.File, []byte, io.Writer) {}
 
 // executable is decided by the file's name here, see invoke.ExecutableFileExtensions.
 func executable(fs.FileInfo) bool { return true }

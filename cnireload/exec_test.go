@@ -400,3 +400,57 @@ func TestExecEndedWellBeforeItsBound(t *testing.T) {
 		t.Errorf("got %q, %v: the plugin ended before its bound, only its child holds the output", out, err)
 	}
 }
+
+// On a machine that is busy what a plugin printed may be read long after it has
+// ended; nothing of it may be lost then, or a success is a failure.
+func TestOutputIsReadHoweverLate(t *testing.T) {
+	t.Parallel()
+	want := strings.Repeat("0123456789", 5000) // less than a pipe holds
+	for _, held := range []bool{false, true} {
+		o, err := newOutput()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.w.WriteString(want); err != nil {
+			t.Fatal(err)
+		}
+		if held {
+			fd, err := syscall.Dup(int(o.w.Fd()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer syscall.Close(fd)
+		}
+		if err := o.r.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		o.collect()
+		if got := o.wait(); !got {
+			t.Errorf("held %t: the deadline has passed, but reading came to the end", held)
+		}
+		if got := string(o.bytes()); got != want {
+			t.Errorf("held %t: %d bytes were read of %d", held, len(got), len(want))
+		}
+	}
+}
+
+// What is too much is not kept: many plugins may print it at once.
+func TestCaptureLetsGoOfTooMuch(t *testing.T) {
+	t.Parallel()
+	var c capture
+	for i := range 40 {
+		_, _ = c.Write(fmt.Appendf(nil, "%06d%s", i, strings.Repeat("x", 1<<15)))
+	}
+	if size := cap(c.head) + cap(c.tail); size > 64<<10 {
+		t.Errorf("%d bytes are kept of %d", size, c.total())
+	}
+	text := c.text()
+	if !strings.HasPrefix(text, "000000xxx") || len(text) > maxErrorText || !strings.Contains(text, "bytes)... ") {
+		t.Errorf("%d bytes: %.40s", len(text), text)
+	}
+	var small capture
+	_, _ = small.Write([]byte(strings.Repeat("y", maxOutput)))
+	if len(small.bytes()) != maxOutput {
+		t.Errorf("%d bytes of a result are kept", len(small.bytes()))
+	}
+}

@@ -7,9 +7,12 @@ package cnireload
 
 import (
 	"errors"
+	"io"
 	"io/fs"
+	"os"
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // openNonblock keeps open from waiting for the writer of a FIFO.
@@ -32,6 +35,30 @@ func killAll(cmd *exec.Cmd) error {
 		return nil
 	}
 	return err
+}
+
+// readReady reads what is in a pipe at this moment.
+func readReady(r *os.File, buf []byte, to io.Writer) {
+	_ = r.SetReadDeadline(time.Time{}) // or nothing is read at all
+	raw, err := r.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Read(func(fd uintptr) bool {
+		// No more than a pipe can hold: who still writes is not waited for.
+		for left := 1 << 20; left > 0; {
+			n, err := syscall.Read(int(fd), buf)
+			if errors.Is(err, syscall.EINTR) {
+				continue
+			}
+			if n <= 0 {
+				break
+			}
+			_, _ = to.Write(buf[:n])
+			left -= n
+		}
+		return true
+	})
 }
 
 // executable tells whether somebody may execute the file. Root can execute what

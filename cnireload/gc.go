@@ -115,6 +115,7 @@ func (n *Network) keep() {
 	if n.config.sandboxes != nil {
 		n.findLeftOvers(ctx)
 	}
+	close(n.searched)
 	var due time.Time // of the next GC
 	timer := time.NewTimer(0)
 	defer timer.Stop()

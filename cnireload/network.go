@@ -122,6 +122,7 @@ type Network struct {
 	ended    chan struct{} // closed when the loop has ended
 	keeping  sync.Once
 	kept     chan struct{} // closed when keep has ended
+	searched chan struct{} // closed when left-over plugins have been looked for
 	swept    atomic.Pointer[Sweep]
 }
 
@@ -144,6 +145,7 @@ func New(opts ...Opt) (*Network, error) {
 		requests: make(chan request),
 		ended:    make(chan struct{}),
 		kept:     make(chan struct{}),
+		searched: make(chan struct{}),
 
 		turnstile:  &exclusive,
 		tombstones: newTombstones(c.tombstoneDir, c.handler),
@@ -184,7 +186,7 @@ func (n *Network) Close() error {
 	n.cancel()
 	// A loop that was never started must not be started any more.
 	n.start.Do(func() { close(n.ended) })
-	n.keeping.Do(func() { close(n.kept) })
+	n.keeping.Do(func() { close(n.kept); close(n.searched) })
 	n.running.close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
