@@ -194,8 +194,9 @@ func (d *Daemon) Start(ctx context.Context) error {
 	if d.PrivateNet {
 		unshare = append(unshare, "--net")
 	}
-	d.cmd = exec.Command("unshare", append(unshare, "--",
-		"/bin/sh", "-ec", script, "sh", filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))...)
+	unshare = append(unshare, "--", "/bin/sh", "-ec", script, "sh")
+	unshare = append(unshare, d.Wrap...)
+	d.cmd = exec.Command("unshare", append(unshare, filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.Dir = d.Base
 	d.cmd.Env = append(os.Environ(), "PATH="+d.bin+":"+os.Getenv("PATH"))
