@@ -159,9 +159,11 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	if err != nil {
 		return nil, err
 	}
+	n.turnstile.enter()
+	defer n.turnstile.leave()
 	results, err := attach(ctx, s.attachments, ns)
 	if err != nil {
-		n.tried.remember(id, s.attachments)
+		n.tried.put(id, s.attachments)
 		return nil, err
 	}
 	n.disprove(s.closedReported())

@@ -269,10 +269,12 @@ func (s *scanner) read(path string) *content {
 	return c
 }
 
-// readContent reads a configuration file. It cannot block on a FIFO or a
-// device, and reads no more than maxConfSize. The error completes a sentence
-// that starts with the path.
-func readContent(path string, now time.Time) *content {
+// readContent reads a configuration file.
+func readContent(path string, now time.Time) *content { return readBounded(path, now, maxConfSize) }
+
+// readBounded reads a file. It cannot block on a FIFO or a device, and reads no
+// more than limit. The error completes a sentence that starts with the path.
+func readBounded(path string, now time.Time, limit int64) *content {
 	c := &content{readAt: now}
 	fail := func(err error) *content {
 		c.err = err
@@ -302,18 +304,18 @@ func readContent(path string, now time.Time) *content {
 		return fail(fmt.Errorf("is not a regular file but %s", kindOf(info.Mode())))
 	}
 	c.id = newFileID(info)
-	if info.Size() > maxConfSize {
-		return fail(fmt.Errorf("is too big: %d bytes, the limit is %d", info.Size(), maxConfSize))
+	if info.Size() > limit {
+		return fail(fmt.Errorf("is too big: %d bytes, the limit is %d", info.Size(), limit))
 	}
-	b, err := io.ReadAll(io.LimitReader(file, maxConfSize+1))
+	b, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return fail(fmt.Errorf("cannot be read: %w", err))
 	}
 	sum := sha256.Sum256(b)
 	c.sum = hex.EncodeToString(sum[:])
 	switch {
-	case len(b) > maxConfSize:
-		return fail(fmt.Errorf("is too big: the limit is %d bytes", maxConfSize))
+	case int64(len(b)) > limit:
+		return fail(fmt.Errorf("is too big: the limit is %d bytes", limit))
 	case len(bytes.TrimSpace(b)) == 0:
 		return fail(errors.New("is empty"))
 	}

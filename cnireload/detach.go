@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
@@ -32,6 +33,12 @@ import (
 // has one that says "no such file or directory" when path is empty because the
 // namespace is gone (both as go-cni), unless that is its agent's file.
 //
+// While the agent of a plugin is away, the call waits for as long as a DEL may
+// take, and then fails with that cause. A pod whose removal has failed so for as
+// long as [WithDelGrace] says is let go: the removal is stored, nil returned,
+// and DEL run when the agent is back, see [Network.Tombstones]. DEL after a
+// failed ADD that fails is stored at once.
+//
 // A second call for the same id while one runs joins it. The work goes on to
 // its own bound when a caller gives up.
 func (n *Network) Remove(ctx context.Context, id string, path string, opts ...NamespaceOpts) error {
@@ -41,7 +48,11 @@ func (n *Network) Remove(ctx context.Context, id string, path string, opts ...Na
 	if err != nil {
 		return err
 	}
-	f := n.removals.join(id, func() error { return n.detach(context.WithoutCancel(ctx), ns) })
+	f := n.removals.join(id, func() error {
+		n.turnstile.enter()
+		defer n.turnstile.leave()
+		return n.detach(context.WithoutCancel(ctx), ns)
+	})
 	select {
 	case <-f.done:
 		return f.err
@@ -85,20 +96,122 @@ func (f *flights) join(id string, do func() error) *flight {
 
 // detach runs DEL for every network that the namespace may be attached to.
 func (n *Network) detach(ctx context.Context, ns *Namespace) error {
+	if n.tombstones.released(ns.id) {
+		return nil // its caller was told so before
+	}
+	adding := n.running.evict(ns.id)
 	attachments, err := n.attached(ns.id)
 	if err != nil {
 		return err
 	}
+	since, failing := n.failing.get(ns.id)
+	overdue := failing && time.Since(since) >= n.config.delGrace
+	if !overdue {
+		n.awaitAgent(ctx, attachments)
+	}
 	var errs []error
+	var left []attachment
 	for _, a := range attachments {
 		if err := n.detachOne(ctx, a, ns); err != nil {
 			errs = append(errs, err)
+			left = append(left, a)
 		}
 	}
-	if len(errs) > 0 {
-		return oneLine(errs)
+	_, neverAdded := n.tried.get(ns.id)
+	switch {
+	case len(errs) == 0 && adding:
+		// What it allocates from now on is not removed yet (cni#550).
+		err := errors.New("an ADD that was given up may still go on")
+		if berr := n.tombstones.bury(n.grave(ns, attachments, err, true)); berr != nil {
+			log.G(ctx).WithError(berr).Warnf("cni: pod %s: %v, and no DEL will follow it", ns.id, err)
+		}
+		n.forget(ns.id)
+		return nil
+	case len(errs) == 0:
+		n.tombstones.clear(ns.id)
+		n.forget(ns.id)
+		return nil
+	case neverAdded:
+		// CRI does not come back for a pod that was never attached
+		// (containerd#12130).
+		err := oneLine(errs)
+		if berr := n.tombstones.bury(n.grave(ns, left, err, false)); berr != nil {
+			log.G(ctx).WithError(berr).Warnf("cni: pod %s: DEL after a failed ADD has failed and will not be tried again", ns.id)
+			return err
+		}
+		return fmt.Errorf("%w; it will be tried again", err)
+	default:
+		return n.letGo(ctx, ns, left, oneLine(errs))
 	}
-	n.tried.forget(ns.id)
+}
+
+// forget forgets what only concerns a pod that is not removed yet.
+func (n *Network) forget(id string) {
+	n.tried.forget(id)
+	n.failing.forget(id)
+}
+
+// letGo lets a pod go whose removal has failed for del_grace because a plugin's
+// agent is away. It is an error as long as the pod has to stay.
+func (n *Network) letGo(ctx context.Context, ns *Namespace, left []attachment, cause error) error {
+	since, failing := n.failing.get(ns.id)
+	if !failing {
+		since = time.Now()
+		n.failing.put(ns.id, since)
+	}
+	away := n.agentAway(ctx, left)
+	if away == nil {
+		return cause
+	}
+	if time.Since(since) < n.config.delGrace {
+		return fmt.Errorf("%w (%w)", cause, away)
+	}
+	if err := n.tombstones.bury(n.grave(ns, left, away, true)); err != nil {
+		return fmt.Errorf("%w (%w, and the pod cannot be let go: %w)", cause, away, err)
+	}
+	n.forget(ns.id)
+	log.G(ctx).Warnf("cni: pod %s is let go after %s; its removal is owed: %v", ns.id, n.config.delGrace, away)
+	return nil
+}
+
+// awaitAgent waits, for as long as a DEL may take, until what the plugins of the
+// lists need for DEL is there. Plugins whose needs are compiled in are not
+// waited for: DEL tells better.
+func (n *Network) awaitAgent(ctx context.Context, attachments []attachment) {
+	ctx, cancel := context.WithTimeout(ctx, min(n.pace.agent, boundOf("DEL")))
+	defer cancel()
+	var pause *time.Ticker
+	for n.gateOfDel(ctx, attachments, GateEnforce) != nil {
+		if pause == nil {
+			pause = time.NewTicker(n.pace.gate)
+			defer pause.Stop()
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return
+		case <-n.ctx.Done():
+			return
+		}
+	}
+}
+
+// agentAway tells what DEL of the lists needs that is not there.
+func (n *Network) agentAway(ctx context.Context, attachments []attachment) error {
+	return n.gateOfDel(ctx, attachments, "")
+}
+
+// gateOfDel returns why one of the gates that DEL needs is closed; of that mode,
+// if one is given. With gates off there is nothing to be waited for.
+func (n *Network) gateOfDel(ctx context.Context, attachments []attachment, mode GateMode) error {
+	if n.config.gates == GatesOff {
+		return nil
+	}
+	for _, a := range attachments {
+		if err := closedForDel(ctx, a.list, mode); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -106,7 +219,8 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 // anybody knows.
 func (n *Network) attached(id string) ([]attachment, error) {
 	s := n.Snapshot()
-	known := append(slices.Clone(s.attachments), n.tried.get(id)...)
+	tried, _ := n.tried.get(id)
+	known := append(slices.Clone(s.attachments), tried...)
 	cached, err := n.cni.GetCachedAttachments(id)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the attachment cache for %s: %w", id, err)
@@ -127,7 +241,7 @@ func (n *Network) attached(id string) ([]attachment, error) {
 	// In the order of the lists in use, which is the order of ADD.
 	slices.SortStableFunc(attachments, func(a, b attachment) int { return cmp.Compare(s.position(a), s.position(b)) })
 	// An attachment that failed is in no cache, but has perhaps allocated.
-	for _, a := range n.tried.get(id) {
+	for _, a := range tried {
 		if !slices.ContainsFunc(attachments, func(b attachment) bool { return a.ifName == b.ifName && a.list.Name == b.list.Name }) {
 			attachments = append(attachments, a)
 		}
@@ -209,7 +323,7 @@ func (n *Network) detachOne(ctx context.Context, a attachment, ns *Namespace) er
 		case strings.Contains(text, "not found"):
 			return true
 		case ns.path == "" && strings.Contains(text, "no such file or directory"):
-			return !closedForDel(ctx, a.list)
+			return closedForDel(ctx, a.list, "") == nil
 		}
 		return false
 	}
@@ -221,12 +335,19 @@ func (n *Network) detachOne(ctx context.Context, a attachment, ns *Namespace) er
 	return err
 }
 
-// closedForDel tells whether something that a plugin's DEL needs is missing.
-func closedForDel(ctx context.Context, list *libcni.NetworkConfigList) bool {
-	return slices.ContainsFunc(gatesOf(list), func(g gate) bool {
+// closedForDel tells which of the things that DEL of a list needs is missing; of
+// the mode, if one is given.
+func closedForDel(ctx context.Context, list *libcni.NetworkConfigList, mode GateMode) error {
+	for _, g := range gatesOf(list) {
+		if !g.del || mode != "" && g.mode != mode {
+			continue
+		}
 		var unanswered chan error
-		return g.del && g.check(ctx, &unanswered) != nil
-	})
+		if err := g.check(ctx, &unanswered); err != nil {
+			return fmt.Errorf("plugin %q needs %s, which %w", g.plugin, g.what(), err)
+		}
+	}
+	return nil
 }
 
 // everyPlugin has libcni go on to the next plugin of a list when one fails. It
@@ -276,43 +397,45 @@ func deleteFailed(plugin string, err error) error {
 	return fmt.Errorf("plugin type=%q failed (delete): %w", plugin, err)
 }
 
-// maxTried bounds the failed attachments that are remembered.
-const maxTried = 1024
+// maxRemembered bounds what is remembered of pods that are not removed yet.
+const maxRemembered = 1024
 
-// tries remembers the lists of attachments that failed, until they are removed.
-type tries struct {
-	mu    sync.Mutex
-	lists map[string][]attachment
-	order []string // oldest first
+// recollection remembers something of pods, until they are removed: the latest
+// maxRemembered. The zero value is ready for use.
+type recollection[V any] struct {
+	mu     sync.Mutex
+	values map[string]V
+	order  []string // oldest first
 }
 
-func (t *tries) remember(id string, attachments []attachment) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.lists == nil {
-		t.lists = make(map[string][]attachment)
+func (m *recollection[V]) put(id string, v V) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.values == nil {
+		m.values = make(map[string]V)
 	}
-	if _, ok := t.lists[id]; !ok {
-		t.order = append(t.order, id)
+	if _, ok := m.values[id]; !ok {
+		m.order = append(m.order, id)
 	}
-	t.lists[id] = attachments
-	if len(t.order) > maxTried {
-		delete(t.lists, t.order[0])
-		t.order = t.order[1:]
+	m.values[id] = v
+	if len(m.order) > maxRemembered {
+		delete(m.values, m.order[0])
+		m.order = m.order[1:]
 	}
 }
 
-func (t *tries) get(id string) []attachment {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.lists[id]
+func (m *recollection[V]) get(id string) (V, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, ok := m.values[id]
+	return v, ok
 }
 
-func (t *tries) forget(id string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, ok := t.lists[id]; ok {
-		delete(t.lists, id)
-		t.order = slices.DeleteFunc(t.order, func(o string) bool { return o == id })
+func (m *recollection[V]) forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.values[id]; ok {
+		delete(m.values, id)
+		m.order = slices.DeleteFunc(m.order, func(o string) bool { return o == id })
 	}
 }

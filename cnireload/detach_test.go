@@ -1,6 +1,8 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build unix
+
 package cnireload
 
 import (
@@ -244,16 +246,19 @@ func TestRemoveDoesNotTakeAClosedGateForDone(t *testing.T) {
 	d.must(n.Remove(context.Background(), "pod-1", ""))
 }
 
-func TestTriesAreBounded(t *testing.T) {
-	var tr tries
-	for i := range maxTried + 10 {
-		tr.remember(fmt.Sprint(i), []attachment{{ifName: "eth0"}})
+func TestRecollectionIsBounded(t *testing.T) {
+	var m recollection[int]
+	for i := range maxRemembered + 10 {
+		m.put(fmt.Sprint(i), i)
 	}
-	if len(tr.lists) != maxTried || len(tr.order) != maxTried || tr.get("0") != nil || tr.get(fmt.Sprint(maxTried)) == nil {
-		t.Errorf("%d lists, %d in order", len(tr.lists), len(tr.order))
+	_, first := m.get("0")
+	last, ok := m.get(fmt.Sprint(maxRemembered))
+	if len(m.values) != maxRemembered || len(m.order) != maxRemembered || first || !ok || last != maxRemembered {
+		t.Errorf("%d values, %d in order", len(m.values), len(m.order))
 	}
-	tr.forget(fmt.Sprint(maxTried))
-	if len(tr.lists) != maxTried-1 || len(tr.order) != maxTried-1 {
-		t.Errorf("%d lists, %d in order after one was forgotten", len(tr.lists), len(tr.order))
+	m.forget(fmt.Sprint(maxRemembered))
+	m.forget("never there")
+	if len(m.values) != maxRemembered-1 || len(m.order) != maxRemembered-1 {
+		t.Errorf("%d values, %d in order after one was forgotten", len(m.values), len(m.order))
 	}
 }

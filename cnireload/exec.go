@@ -48,10 +48,11 @@ const (
 
 // boundedExec runs plugins for libcni in place of libcni's own RawExec: each
 // call ends by the bound of its verb, with the plugin's whole process group
-// killed, and keeps a bounded part of what the plugin prints. It has no state
-// and can be used concurrently.
+// killed, and keeps a bounded part of what the plugin prints. It can be used
+// concurrently.
 type boundedExec struct {
 	version.PluginDecoder
+	running *running // may be nil
 }
 
 var _ invoke.Exec = (*boundedExec)(nil)
@@ -131,8 +132,13 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		}
 		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s cannot be executed: %v", path, err)}
 	}
+	process := e.running.begin(path, environ, cmd.Process.Pid)
 	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
+	go func() {
+		err := cmd.Wait()
+		e.running.end(process)
+		done <- err
+	}()
 	var err error
 	select {
 	case err = <-done:
@@ -140,6 +146,7 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		if kerr := killAll(cmd); kerr != nil {
 			log.G(ctx).WithError(kerr).Warnf("cannot kill cni plugin %s, pid %d", path, cmd.Process.Pid)
 		}
+		defer e.running.noteEscaped(ctx, path, environ, cmd.Process.Pid)
 		abandon := time.NewTimer(pipeGrace + abandonGrace)
 		defer abandon.Stop()
 		select {
@@ -151,13 +158,17 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 			}
 		case <-abandon.C:
 			// The goroutine above reaps it if it ever ends.
+			e.running.abandon(process)
 			return nil, fmt.Errorf("plugin %s, pid %d, was killed but %w: %w", path, cmd.Process.Pid, errAbandoned, context.Cause(ctx))
 		}
 	}
 	// A plugin that ended well has succeeded, even if a child that it left
 	// behind still holds its output (containerd#7832 takes the same view).
-	if errors.Is(err, exec.ErrWaitDelay) && cmd.ProcessState.Success() {
-		err = nil
+	if errors.Is(err, exec.ErrWaitDelay) {
+		e.running.noteEscaped(ctx, path, environ, cmd.Process.Pid)
+		if cmd.ProcessState.Success() {
+			err = nil
+		}
 	}
 	if err != nil {
 		return nil, pluginError(err, &stdout, &stderr)

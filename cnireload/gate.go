@@ -439,11 +439,16 @@ type gateError struct {
 	since time.Time
 }
 
-func (e *gateError) Error() string {
-	what := e.gate.target
-	if e.gate.key != "" {
-		what += " (" + e.gate.key + ")"
+// what names what the gate looks at.
+func (g gate) what() string {
+	if g.key == "" {
+		return g.target
 	}
+	return g.target + " (" + g.key + ")"
+}
+
+func (e *gateError) Error() string {
+	what := e.gate.what()
 	if e.gate.plugin == "" {
 		return fmt.Sprintf("%s %s, since %s", what, e.cause, e.since.UTC().Format(time.RFC3339))
 	}

@@ -75,6 +75,10 @@ type pace struct {
 	statusRetry time.Duration
 	// gate is how often a closed gate is looked at.
 	gate time.Duration
+	// agent is how long a removal waits for an agent, at most.
+	agent time.Duration
+	// replay is how often what is owed is looked at.
+	replay time.Duration
 }
 
 var defaultPace = pace{
@@ -83,6 +87,8 @@ var defaultPace = pace{
 	status:       5 * time.Second,
 	statusRetry:  time.Second,
 	gate:         500 * time.Millisecond,
+	agent:        30 * time.Second,
+	replay:       time.Second,
 }
 
 // Network is the networks of one configuration directory. Its methods can be
@@ -93,8 +99,13 @@ type Network struct {
 	convert  resultConverter
 	snapshot atomic.Pointer[Snapshot]
 	calls    callLog
+	running  running
 	removals flights
-	tried    tries
+	// tried holds the lists of ADDs that have failed, failing since when DELs
+	// have.
+	tried      recollection[[]attachment]
+	failing    recollection[time.Time]
+	tombstones *tombstones
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
@@ -102,12 +113,16 @@ type Network struct {
 	// disproved holds the ids of closed gates without which an ADD succeeded.
 	disproved atomic.Pointer[map[string]bool]
 	pace      pace
+	turnstile *turnstile
 
 	requests chan request
 	ctx      context.Context // ends with Close
 	cancel   func()
 	start    sync.Once
 	ended    chan struct{} // closed when the loop has ended
+	keeping  sync.Once
+	kept     chan struct{} // closed when keep has ended
+	swept    atomic.Pointer[Sweep]
 }
 
 // New returns a network that has loaded nothing yet and runs nothing. Load or
@@ -128,8 +143,12 @@ func New(opts ...Opt) (*Network, error) {
 		pace:     defaultPace,
 		requests: make(chan request),
 		ended:    make(chan struct{}),
+		kept:     make(chan struct{}),
+
+		turnstile:  &exclusive,
+		tombstones: newTombstones(c.tombstoneDir, c.handler),
 	}
-	n.exec = &countedExec{Exec: &boundedExec{}, calls: &n.calls}
+	n.exec = &countedExec{Exec: &boundedExec{running: &n.running}, calls: &n.calls}
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	n.ctx, n.cancel = ctx, func() { cancel(ErrClosed) }
@@ -155,25 +174,34 @@ func (n *Network) Start() {
 	defer cancel()
 	// What went wrong is in the snapshot.
 	_ = n.request(ctx, request{watch: true})
+	n.keeping.Do(func() { go n.keep() })
 }
 
-// Close ends all work in the background, and the VERSION and STATUS processes
-// that belong to it. Calls to plugins for pods go on. It is safe to call more
+// Close ends all work in the background, and the plugins that belong to it. Calls to plugins for pods go on. It is safe to call more
 // than once. It returns when the work has ended, or after five seconds: a disk
 // that does not answer must not keep the caller from ending.
 func (n *Network) Close() error {
 	n.cancel()
 	// A loop that was never started must not be started any more.
 	n.start.Do(func() { close(n.ended) })
+	n.keeping.Do(func() { close(n.kept) })
+	n.running.close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
-	select {
-	case <-n.ended:
-		return nil
-	case <-bound.C:
-		return fmt.Errorf("cnireload: the work on conf dir %s has not ended after %s", n.config.confDir, closeBound)
+	for _, work := range []chan struct{}{n.ended, n.kept} {
+		select {
+		case <-work:
+		case <-bound.C:
+			return fmt.Errorf("cnireload: the work on conf dir %s has not ended after %s", n.config.confDir, closeBound)
+		}
 	}
+	return nil
 }
+
+// Processes returns the processes of plugins that have not ended, oldest first.
+// What a plugin runs by itself is not among them, unless it has outlived the
+// plugin in a process group of its own.
+func (n *Network) Processes() []Process { return n.running.list() }
 
 // Load brings what is in use in line with the disk and returns when that is
 // done. Options that say what to load, such as WithDefaultConf, replace those

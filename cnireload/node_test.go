@@ -270,7 +270,9 @@ func (d *node) network(opts ...Opt) *Network {
 		WithDefaultConf,
 	}, opts...)...)
 	d.must(err)
-	n.pace = pace{poll: 100 * time.Millisecond, upgradeGrace: 300 * time.Millisecond, status: 100 * time.Millisecond, statusRetry: 50 * time.Millisecond, gate: 50 * time.Millisecond}
+	n.pace = pace{poll: 100 * time.Millisecond, upgradeGrace: 300 * time.Millisecond, status: 100 * time.Millisecond, statusRetry: 50 * time.Millisecond, gate: 50 * time.Millisecond,
+		agent: 100 * time.Millisecond, replay: 20 * time.Millisecond}
+	n.turnstile = &turnstile{} // other tests' pods are no reason to give way
 	d.t.Cleanup(func() { _ = n.Close() })
 	return n
 }

@@ -4,6 +4,7 @@
 package cnireload
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -78,6 +79,11 @@ type config struct {
 	gates       Gates
 	readyFiles  []string
 	readyWait   time.Duration
+
+	tombstoneDir string
+	delGrace     time.Duration
+	sandboxes    func(context.Context) ([]Sandbox, error)
+	collect      bool
 }
 
 // recipe says what Load puts together.
@@ -279,7 +285,59 @@ func WithReadyWait(wait string) Opt {
 	}
 }
 
-const defaultReadyWait = 30 * time.Second
+// WithDelGrace sets for how long the removal of a pod may fail because the agent
+// of a plugin is away, as a duration such as "10m", before the pod is let go and
+// the removal done later. Empty means 10 minutes, zero at the first failure.
+func WithDelGrace(grace string) Opt {
+	return func(c *config) error {
+		if grace == "" {
+			c.delGrace = defaultDelGrace
+			return nil
+		}
+		d, err := time.ParseDuration(grace)
+		if err != nil || d < 0 {
+			return fmt.Errorf("invalid del_grace = %q: must be a duration such as \"10m\", or \"0s\" to let pods go at once", grace)
+		}
+		c.delGrace = d
+		return nil
+	}
+}
+
+// WithTombstones sets the directory that remembers removals which are to be
+// done later. Networks can share one. Without it nothing is remembered, and no
+// pod is let go before it is removed.
+func WithTombstones(dir string) Opt {
+	return func(c *config) error {
+		c.tombstoneDir = dir
+		return nil
+	}
+}
+
+// WithSandboxes has the network find out, once it is started, what an earlier
+// process left undone: plugins that still run, and attachments of pods that are
+// gone. list returns all pod sandboxes that exist, including those that are
+// being made or removed, of all networks.
+func WithSandboxes(list func(context.Context) ([]Sandbox, error)) Opt {
+	return func(c *config) error {
+		c.sandboxes = list
+		return nil
+	}
+}
+
+// WithGC sets whether plugins are told from time to time which attachments exist
+// (GC, CNI spec 1.1), so that they free what others have held. It needs
+// WithSandboxes.
+func WithGC(on bool) Opt {
+	return func(c *config) error {
+		c.collect = on
+		return nil
+	}
+}
+
+const (
+	defaultReadyWait = 30 * time.Second
+	defaultDelGrace  = 10 * time.Minute
+)
 
 func newConfig(opts []Opt) (config, error) {
 	c := config{
@@ -291,6 +349,7 @@ func newConfig(opts []Opt) (config, error) {
 		readiness:   ReadinessStrict,
 		gates:       GatesAuto,
 		readyWait:   defaultReadyWait,
+		delGrace:    defaultDelGrace,
 	}
 	for _, o := range opts {
 		if err := o(&c); err != nil {

@@ -223,7 +223,7 @@ func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, i
 		p.statuses[key] = a
 	}
 	interval := p.pace.status
-	if a.err != nil && !statusUnsupported(a.err) {
+	if a.err != nil && !verbUnsupported(a.err, "STATUS") {
 		interval = p.pace.statusRetry
 	}
 	if !a.pending && (!a.asked || time.Since(a.at) >= interval) {
@@ -258,11 +258,11 @@ func (p *prober) forget(paths, statuses map[string]bool) {
 	}
 }
 
-// statusUnsupported tells whether the answer to STATUS says that the plugin
-// does not know the verb, which says nothing about readiness: an unknown
+// verbUnsupported tells whether the answer to a verb of CNI 1.1 says that the
+// plugin does not know it, which says nothing about readiness: an unknown
 // command is error 4, a version without the verb error 1 (CNI spec 1.1, section
 // 5; istio#53160).
-func statusUnsupported(err error) bool {
+func verbUnsupported(err error, verb string) bool {
 	var e *types.Error
 	if !errors.As(err, &e) {
 		return false
@@ -271,7 +271,7 @@ func statusUnsupported(err error) bool {
 	case types.ErrInvalidEnvironmentVariables:
 		return true
 	case types.ErrIncompatibleCNIVersion:
-		return strings.Contains(e.Msg, "STATUS")
+		return strings.Contains(e.Msg, verb)
 	}
 	return strings.Contains(e.Msg, "unknown CNI_COMMAND")
 }
@@ -327,7 +327,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 			v.pending = true
 		case err == nil:
 			v.Status = "ok"
-		case statusUnsupported(err):
+		case verbUnsupported(err, "STATUS"):
 			v.Status = "not supported"
 		default:
 			v.Status = "not ready"

@@ -370,7 +370,7 @@ func TestStatusVerbUnsupported(t *testing.T) {
 		{context.DeadlineExceeded, false},
 		{fmt.Errorf("wrapped: %w", &types.Error{Code: 4}), true},
 	} {
-		if got := statusUnsupported(tt.err); got != tt.want {
+		if got := verbUnsupported(tt.err, "STATUS"); got != tt.want {
 			t.Errorf("%v: %v", tt.err, got)
 		}
 	}

@@ -67,7 +67,8 @@ func (v View) Metrics() []Metric {
 			add("network_gate_open", "Whether what a plugin needs from its agent is there.", false, number(g.Open),
 				Label{"plugin", printable(g.Plugin)}, Label{"target", printable(g.Target)}, Label{"mode", string(g.Mode)})
 		}
-		counts := l.calls()
+		w := l.work()
+		counts := w.calls
 		calls := slices.SortedFunc(maps.Keys(counts), func(a, b cnireload.Call) int {
 			return cmp.Or(cmp.Compare(a.Plugin, b.Plugin), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Outcome, b.Outcome))
 		})
@@ -76,6 +77,15 @@ func (v View) Metrics() []Metric {
 			add("network_plugin_calls_total", "How many calls to CNI plugins have ended, by how.", true, float64(counts[c].Count), labels...)
 			add("network_plugin_call_seconds_total", "How long calls to CNI plugins took, all together.", true, counts[c].Seconds, labels...)
 		}
+		processes := map[cnireload.ProcessState]int{}
+		for _, p := range w.processes {
+			processes[p.State]++
+		}
+		for _, state := range []cnireload.ProcessState{cnireload.ProcessRunning, cnireload.ProcessAbandoned, cnireload.ProcessLeftOver, cnireload.ProcessEscaped} {
+			add("network_plugin_processes", "How many processes of CNI plugins have not ended, by how they stand.", false, float64(processes[state]),
+				Label{"state", string(state)})
+		}
+		add("network_tombstones", "How many removals of pods are owed because they could not be done.", false, float64(len(w.tombstones)))
 	}
 	return metrics
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cnireload/cnireload/cnireload"
 )
@@ -74,10 +75,23 @@ func lines(metrics []Metric) []string {
 func metricsOf(snapshots map[string]*cnireload.Snapshot, calls map[cnireload.Call]cnireload.CallCount) []Metric {
 	v := view(snapshots, "default")
 	for name, l := range v.networks {
-		l.calls = func() map[cnireload.Call]cnireload.CallCount { return calls }
+		l.work = func() work {
+			return work{calls: calls, processes: someProcesses(2), tombstones: make([]cnireload.Tombstone, 3)}
+		}
 		v.networks[name] = l
 	}
 	return v.Metrics()
+}
+
+// someProcesses are n of every state but the one that only others leave behind.
+func someProcesses(n int) []cnireload.Process {
+	var list []cnireload.Process
+	for i := range n {
+		for _, state := range []cnireload.ProcessState{cnireload.ProcessRunning, cnireload.ProcessAbandoned, cnireload.ProcessEscaped} {
+			list = append(list, cnireload.Process{Plugin: "ptp", Verb: "ADD", ID: fmt.Sprint("pod-", i), PID: 100 + i, Since: time.Now().Add(-time.Minute), State: state})
+		}
+	}
+	return list
 }
 
 func TestMetrics(t *testing.T) {
@@ -111,6 +125,11 @@ func TestMetrics(t *testing.T) {
 		`network_plugin_call_seconds_total{handler="default",plugin="ptp",verb="ADD",outcome="ok"} 1.5`,
 		`network_plugin_calls_total{handler="default",plugin="ptp",verb="ADD",outcome="timeout"} 1`,
 		`network_plugin_call_seconds_total{handler="default",plugin="ptp",verb="ADD",outcome="timeout"} 120`,
+		`network_plugin_processes{handler="default",state="running"} 2`,
+		`network_plugin_processes{handler="default",state="abandoned"} 2`,
+		`network_plugin_processes{handler="default",state="left over"} 0`,
+		`network_plugin_processes{handler="default",state="escaped"} 2`,
+		`network_tombstones{handler="default"} 3`,
 	}
 	if got := lines(metrics); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -44,8 +44,21 @@ type View struct {
 type look struct {
 	err      error // nil when ready
 	config   func() *cnireload.ConfigResult
-	calls    func() map[cnireload.Call]cnireload.CallCount
+	work     func() work
 	snapshot *cnireload.Snapshot // nil for an implementation other than *cnireload.Network
+}
+
+// work is what a network's plugins have done, are at and are still to do. It is
+// no part of what the network is like.
+type work struct {
+	calls      map[cnireload.Call]cnireload.CallCount
+	processes  []cnireload.Process
+	tombstones []cnireload.Tombstone
+	sweep      *cnireload.Sweep // nil before the first
+}
+
+func workOf(n *cnireload.Network) work {
+	return work{calls: n.Calls(), processes: n.Processes(), tombstones: n.Tombstones(), sweep: n.LastSweep()}
 }
 
 // Of looks at each network once. The keys are names of runtime handlers,
@@ -55,7 +68,7 @@ func Of[N cnireload.CNI](networks map[string]N, defaultName string) View {
 	for name, n := range networks {
 		if network, ok := any(n).(*cnireload.Network); ok {
 			s := network.Snapshot()
-			v.networks[name] = look{err: s.Err(), config: s.Config, calls: network.Calls, snapshot: s}
+			v.networks[name] = look{err: s.Err(), config: s.Config, work: func() work { return workOf(network) }, snapshot: s}
 		} else {
 			v.networks[name] = look{err: n.Status(), config: n.GetConfig}
 		}
@@ -137,6 +150,8 @@ type Report struct {
 	Skipped    []Skipped         `json:"skipped"`
 	Template   *Template         `json:"template,omitempty"`
 	Gates      []Gate            `json:"gates"`
+	Calls      Calls             `json:"calls"`
+	GC         *GC               `json:"gc,omitempty"`
 	Timeouts   map[string]string `json:"timeouts"`
 }
 
@@ -205,9 +220,87 @@ type Gate struct {
 	Cause  string    `json:"cause,omitempty"`
 }
 
+// Calls is what plugins are at, and what is still to be asked of them. Each list
+// has its oldest entries, and no more than maxEntries.
+type Calls struct {
+	InFlight   []Process   `json:"inFlight"`
+	Abandoned  []Process   `json:"abandoned"`
+	LeftOver   []Process   `json:"leftOver"`
+	Escaped    []Process   `json:"escaped"`
+	Tombstones []Tombstone `json:"tombstones"`
+	// Counts has the length of each list before it was cut.
+	Counts map[string]int `json:"counts"`
+}
+
+// Process is a process of a plugin that has not ended.
+type Process struct {
+	Plugin  string    `json:"plugin"`
+	Verb    string    `json:"verb"`
+	Sandbox string    `json:"sandbox,omitempty"`
+	PID     int       `json:"pid"`
+	Since   time.Time `json:"since"`
+	Age     string    `json:"age"`
+}
+
+// Tombstone is a removal that is owed.
+type Tombstone struct {
+	Sandbox  string    `json:"sandbox"`
+	Networks []string  `json:"networks"`
+	Since    time.Time `json:"since"`
+	Cause    string    `json:"cause"`
+	Attempts int       `json:"attempts"`
+}
+
+// GC is how the last GC went.
+type GC struct {
+	At    time.Time `json:"at"`
+	Stale int       `json:"stale"`
+	Error string    `json:"error,omitempty"`
+}
+
+// maxEntries bounds each list of Calls: a report is a gRPC message.
+const maxEntries = 64
+
+// calls describes the plugins' processes and the removals that are owed.
+func calls(w work) Calls {
+	c := Calls{InFlight: []Process{}, Abandoned: []Process{}, LeftOver: []Process{}, Escaped: []Process{}, Tombstones: []Tombstone{},
+		Counts: make(map[string]int)}
+	lists := map[cnireload.ProcessState]struct {
+		name string
+		list *[]Process
+	}{
+		cnireload.ProcessRunning:   {"inFlight", &c.InFlight},
+		cnireload.ProcessAbandoned: {"abandoned", &c.Abandoned},
+		cnireload.ProcessLeftOver:  {"leftOver", &c.LeftOver},
+		cnireload.ProcessEscaped:   {"escaped", &c.Escaped},
+	}
+	for _, l := range lists {
+		c.Counts[l.name] = 0
+	}
+	for _, p := range w.processes {
+		l := lists[p.State]
+		c.Counts[l.name]++
+		if len(*l.list) < maxEntries {
+			*l.list = append(*l.list, Process{Plugin: printable(p.Plugin), Verb: p.Verb, Sandbox: printable(p.ID), PID: p.PID,
+				Since: p.Since, Age: time.Since(p.Since).Round(time.Millisecond).String()})
+		}
+	}
+	owed := w.tombstones
+	c.Counts["tombstones"] = len(owed)
+	for _, t := range owed[:min(len(owed), maxEntries)] {
+		networks := []string{}
+		for _, name := range t.Networks {
+			networks = append(networks, printable(name))
+		}
+		c.Tombstones = append(c.Tombstones, Tombstone{Sandbox: printable(t.ID), Networks: networks, Since: t.Since,
+			Cause: printable(t.Cause), Attempts: t.Attempts})
+	}
+	return c
+}
+
 // report describes the network.
 func (l look) report() Report {
-	s := l.snapshot
+	s, w := l.snapshot, l.work()
 	r := Report{
 		Version:    Version(),
 		Ready:      s.Ready(),
@@ -217,7 +310,14 @@ func (l look) report() Report {
 		Networks:   []Network{},
 		Skipped:    []Skipped{},
 		Gates:      []Gate{},
+		Calls:      calls(w),
 		Timeouts:   timeouts(),
+	}
+	if sweep := w.sweep; sweep != nil {
+		r.GC = &GC{At: sweep.At, Stale: sweep.Stale}
+		if sweep.Err != nil {
+			r.GC.Error = printable(sweep.Err.Error())
+		}
 	}
 	if l.err != nil {
 		r.Reason, r.Message = ReasonNotReady, message(l.err)

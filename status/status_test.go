@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 func view(snapshots map[string]*cnireload.Snapshot, defaultName string) View {
 	v := View{defaultName: defaultName, networks: map[string]look{}}
 	for name, s := range snapshots {
-		v.networks[name] = look{err: s.Err(), config: s.Config, snapshot: s}
+		v.networks[name] = look{err: s.Err(), config: s.Config, work: func() work { return work{} }, snapshot: s}
 	}
 	return v
 }
@@ -243,7 +243,7 @@ func checkText(t testing.TB, s string) {
 func TestReport(t *testing.T) {
 	k := kinds()
 	report := func(s *cnireload.Snapshot) Report {
-		return look{err: s.Err(), config: s.Config, snapshot: s}.report()
+		return view(map[string]*cnireload.Snapshot{"d": s}, "d").networks["d"].report()
 	}
 
 	r := report(k["stale and not ready"])
@@ -301,7 +301,7 @@ func TestReportKeys(t *testing.T) {
 	s := kinds()["template failed"]
 	s.Networks[1].StaleError = errors.New("x")
 	s.Cause = errors.New("y")
-	b, err := json.Marshal(look{err: s.Err(), snapshot: s}.report())
+	b, err := json.Marshal(view(map[string]*cnireload.Snapshot{"d": s}, "d").networks["d"].report())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestReportKeys(t *testing.T) {
 		keys = append(keys, k)
 	}
 	slices.Sort(keys)
-	if got, want := strings.Join(keys, " "), "confDir gates generation lastError loadedAt message networks ready reason skipped stale staleSince template timeouts version watch"; got != want {
+	if got, want := strings.Join(keys, " "), "calls confDir gates generation lastError loadedAt message networks ready reason skipped stale staleSince template timeouts version watch"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
@@ -456,5 +456,43 @@ func TestHandlers(t *testing.T) {
 	}
 	if c := Of(networks, "good").Condition(); c.Ready {
 		t.Error("a newer view does not show the change")
+	}
+}
+
+// What plugins are at is shown, and a storm of it does not fill the report.
+func TestCalls(t *testing.T) {
+	bad := "\x1b[31m\xff\n" + strings.Repeat("é", 3000)
+	v := view(map[string]*cnireload.Snapshot{"default": kinds()["ready"]}, "default")
+	l := v.networks["default"]
+	at := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	l.work = func() work {
+		w := work{processes: someProcesses(100), sweep: &cnireload.Sweep{At: at, Stale: 2, Err: errors.New(bad)}}
+		w.processes = append(w.processes, cnireload.Process{Plugin: bad, Verb: "DEL", ID: bad, State: cnireload.ProcessLeftOver})
+		for range 256 {
+			w.tombstones = append(w.tombstones, cnireload.Tombstone{ID: bad, Networks: []string{bad}, Since: at, Cause: bad, Attempts: 4})
+		}
+		return w
+	}
+	v.networks["default"] = l
+	r := l.report()
+	c := r.Calls
+	if len(c.InFlight) != maxEntries || len(c.Abandoned) != maxEntries || len(c.LeftOver) != 1 || len(c.Escaped) != maxEntries || len(c.Tombstones) != maxEntries {
+		t.Errorf("%d in flight, %d abandoned, %d left over, %d escaped, %d tombstones",
+			len(c.InFlight), len(c.Abandoned), len(c.LeftOver), len(c.Escaped), len(c.Tombstones))
+	}
+	want := map[string]int{"inFlight": 100, "abandoned": 100, "leftOver": 1, "escaped": 100, "tombstones": 256}
+	if !reflect.DeepEqual(c.Counts, want) {
+		t.Errorf("counts %v, want %v", c.Counts, want)
+	}
+	if p := c.InFlight[0]; p.Plugin != "ptp" || p.Verb != "ADD" || p.Sandbox != "pod-0" || p.PID != 100 || !strings.HasPrefix(p.Age, "1m0") {
+		t.Errorf("in flight is %+v", p)
+	}
+	if r.GC == nil || !r.GC.At.Equal(at) || r.GC.Stale != 2 {
+		t.Errorf("gc is %+v", r.GC)
+	}
+	for _, text := range []string{c.LeftOver[0].Plugin, c.LeftOver[0].Sandbox, c.Tombstones[0].Sandbox, c.Tombstones[0].Networks[0], c.Tombstones[0].Cause, r.GC.Error} {
+		if text == "" || len(text) > 1024 || strings.ContainsFunc(text, unicode.IsControl) || !utf8.ValidString(text) {
+			t.Errorf("%q", text)
+		}
 	}
 }

@@ -110,8 +110,39 @@ type Report struct {
 		CIDRs []string `json:"cidrs"`
 		State string   `json:"state"`
 	} `json:"template"`
-	Gates    []Gate            `json:"gates"`
+	Gates []Gate `json:"gates"`
+	Calls Calls  `json:"calls"`
+	GC    *struct {
+		At    time.Time `json:"at"`
+		Stale int       `json:"stale"`
+		Error string    `json:"error"`
+	} `json:"gc"`
 	Timeouts map[string]string `json:"timeouts"`
+}
+
+// Calls is what plugins are at, and what is still to be asked of them.
+type Calls struct {
+	InFlight   []Process `json:"inFlight"`
+	Abandoned  []Process `json:"abandoned"`
+	LeftOver   []Process `json:"leftOver"`
+	Escaped    []Process `json:"escaped"`
+	Tombstones []struct {
+		Sandbox  string    `json:"sandbox"`
+		Networks []string  `json:"networks"`
+		Since    time.Time `json:"since"`
+		Cause    string    `json:"cause"`
+		Attempts int       `json:"attempts"`
+	} `json:"tombstones"`
+	Counts map[string]int `json:"counts"`
+}
+
+// Process is a process of a plugin that has not ended.
+type Process struct {
+	Plugin  string    `json:"plugin"`
+	Verb    string    `json:"verb"`
+	Sandbox string    `json:"sandbox"`
+	PID     int       `json:"pid"`
+	Since   time.Time `json:"since"`
 }
 
 // Gate is what a plugin needs from its agent, as the report tells it.

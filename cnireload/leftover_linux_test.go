@@ -1,0 +1,211 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// leave starts a plugin that no runtime waits for, as a killed one leaves it.
+// Its parent is a shell of its own, which has ended unless alive is set.
+func (d *node) leave(typ, verb, id string) (pid int) {
+	d.t.Helper()
+	pids := filepath.Join(d.log, "left-"+verb+"-"+id)
+	path := d.executable(typ, fmt.Sprintf(`echo $$ >'%s.tmp'; mv '%[1]s.tmp' '%[1]s'; sleep 300 & wait`, pids))
+	cmd := exec.Command("setsid", "-f", path)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_PATH=" + d.bin}
+	d.must(cmd.Run())
+	pid = readPid(d.t.(*testing.T), pids)
+	d.t.Cleanup(func() {
+		for _, f := range foundPlugins() {
+			if f.pid == pid || f.group == pid {
+				_ = f.kill()
+			}
+		}
+	})
+	return pid
+}
+
+func processesOf(n *Network, state ProcessState) []string {
+	var list []string
+	for _, p := range n.Processes() {
+		if p.State == state {
+			list = append(list, fmt.Sprintf("%s %s %s", p.Plugin, p.Verb, p.ID))
+		}
+	}
+	return list
+}
+
+// A plugin that a killed containerd left may hold a lock for ever.
+func TestLeftOverIsFoundAndEnded(t *testing.T) {
+	setBound(t, "DEL", 3*time.Second)
+	d := newNode(t)
+	id, stranger := fmt.Sprintf("pod-%d", time.Now().UnixNano()), fmt.Sprintf("stranger-%d", time.Now().UnixNano())
+	mine, other := d.leave("locker", "DEL", id), d.leave("strange", "DEL", stranger)
+	n := d.started(exists(id))
+	eventually(t, func() string {
+		if got := processesOf(n, ProcessLeftOver); len(got) != 1 || got[0] != "locker DEL "+id {
+			return fmt.Sprintf("found %q", got)
+		}
+		return ""
+	})
+	if !alive(mine) {
+		t.Error("ended before its bound")
+	}
+	if since := n.Processes()[0].Since; time.Since(since) > time.Minute || time.Until(since) > time.Second {
+		t.Errorf("runs since %s", since)
+	}
+	eventually(t, func() string {
+		if alive(mine) || len(n.Processes()) > 0 {
+			return fmt.Sprintf("alive %t, %v", alive(mine), n.Processes())
+		}
+		return ""
+	})
+	if !alive(other) {
+		t.Error("a plugin that belongs to somebody else was ended")
+	}
+	for _, f := range foundPlugins() {
+		if f.group == mine {
+			t.Errorf("pid %d of its group still runs", f.pid)
+		}
+	}
+}
+
+// What an ADD allocates after the pod's removal would be leaked.
+func TestRemoveEndsLeftOverFirst(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("a")
+	d.write("10-pods.conflist", conflist("1.0.0", "pods", "a"))
+	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
+	pid := d.leave("adder", "ADD", id)
+	n := d.started(exists(id))
+	becomesReady(t, n)
+	eventually(t, func() string {
+		if len(processesOf(n, ProcessLeftOver)) == 0 {
+			return "not found"
+		}
+		return ""
+	})
+	d.answer("a", "DEL", reply{sh: fmt.Sprintf(`case "$(cut -d' ' -f3 /proc/%d/stat 2>/dev/null)" in ''|Z) ;; *) echo 'ADD still runs' >>'%s/beside' ;; esac`, pid, d.log)})
+	d.must(n.Remove(context.Background(), id, "/ns"))
+	if b, err := os.ReadFile(filepath.Join(d.log, "beside")); err == nil {
+		t.Errorf("DEL ran beside ADD: %s", b)
+	}
+	if alive(pid) || len(n.Processes()) > 0 {
+		t.Errorf("alive %t, %v", alive(pid), n.Processes())
+	}
+	if d.count("a", "DEL") != 1 {
+		t.Error("no DEL")
+	}
+}
+
+// The end of a plugin's group does not reach a child with a session of its own:
+// it is shown, and left alone.
+func TestEscapedChildIsReported(t *testing.T) {
+	setBound(t, "ADD", 500*time.Millisecond)
+	d := newNode(t)
+	d.install("a")
+	d.write("10-pods.conflist", conflist("1.0.0", "pods", "a"))
+	pids := filepath.Join(d.log, "escaped")
+	d.answer("a", "ADD", reply{sh: fmt.Sprintf(`setsid sh -c 'echo $$ >"%s"; exec sleep 300' & exec sleep 300`, pids)})
+	n := d.started()
+	becomesReady(t, n)
+	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
+	if _, err := n.Setup(context.Background(), id, "/ns"); err == nil || !strings.Contains(err.Error(), TimeoutAdd) {
+		t.Fatalf("got %v", err)
+	}
+	pid := readPid(t, pids)
+	if got := processesOf(n, ProcessEscaped); len(got) != 1 || got[0] != "sleep ADD "+id {
+		t.Errorf("shown are %q", got)
+	}
+	if !alive(pid) {
+		t.Error("it was killed")
+	}
+	for _, f := range foundPlugins() {
+		if f.pid == pid {
+			d.must(f.kill())
+		}
+	}
+	eventually(t, func() string {
+		if p := n.Processes(); len(p) > 0 {
+			return fmt.Sprintf("still shown: %v", p)
+		}
+		return ""
+	})
+}
+
+// An ADD that cannot be killed may allocate after its DEL: that is done again.
+func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
+	t.Parallel()
+	d := newAgentNode(t)
+	n := d.withGrace("1h")
+	becomesReady(t, n)
+	// A process in uninterruptible sleep cannot be made here.
+	stuck := n.running.begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
+	n.running.abandon(stuck)
+	if got := processesOf(n, ProcessAbandoned); len(got) != 1 || got[0] != "first ADD pod-1" {
+		t.Errorf("shown are %q", got)
+	}
+	d.must(n.Remove(context.Background(), "pod-1", "/ns"))
+	if owed := n.Tombstones(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "ADD") {
+		t.Fatalf("owed: %+v", owed)
+	}
+	n.tombstones.mu.Lock()
+	n.tombstones.graves["pod-1"].next = time.Time{}
+	n.tombstones.mu.Unlock()
+	before := d.count("first", "DEL")
+	stays(t, 150*time.Millisecond, func() string {
+		if d.count("first", "DEL") != before {
+			return "DEL beside ADD"
+		}
+		return ""
+	})
+	n.running.end(stuck)
+	eventually(t, func() string {
+		if len(n.Tombstones()) > 0 {
+			return fmt.Sprint(n.Tombstones())
+		}
+		return ""
+	})
+	if got := d.count("first", "DEL"); got != before+1 {
+		t.Errorf("%d times DEL after the ADD has ended", got-before)
+	}
+}
+
+func TestRunningIsShown(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("a")
+	d.write("10-pods.conflist", conflist("1.0.0", "pods", "a"))
+	d.answer("a", "ADD", reply{out: result("1.0.0", "10.1.0.2"), sh: fmt.Sprintf("while [ ! -e '%s/go' ]; do sleep 0.02; done", d.answers)})
+	n := d.started()
+	becomesReady(t, n)
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Setup(context.Background(), "pod-1", "/ns")
+		done <- err
+	}()
+	eventually(t, func() string {
+		if got := processesOf(n, ProcessRunning); len(got) != 1 || got[0] != "a ADD pod-1" {
+			return fmt.Sprintf("shown are %q", got)
+		}
+		return ""
+	})
+	if p := n.Processes()[0]; !alive(p.PID) || time.Since(p.Since) > time.Minute {
+		t.Errorf("shown is %+v", p)
+	}
+	d.must(os.WriteFile(filepath.Join(d.answers, "go"), nil, 0o644))
+	d.must(<-done)
+	if p := n.Processes(); len(p) > 0 {
+		t.Errorf("still shown: %v", p)
+	}
+}

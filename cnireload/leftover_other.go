@@ -1,0 +1,32 @@
+//go:build !linux
+
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"os"
+	"time"
+)
+
+// foundPlugin is never found on this platform.
+type foundPlugin struct {
+	pid, group int
+	since      time.Time
+	path       string
+	environ    []string
+}
+
+func foundPlugins() []*foundPlugin { return nil }
+
+func (*foundPlugin) alive() bool  { return false }
+func (*foundPlugin) kill() error  { return nil }
+func (*foundPlugin) ours() bool   { return false }
+func (*foundPlugin) orphan() bool { return false }
+
+// isNamespace tells whether path is there: what it is differs by platform.
+func isNamespace(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

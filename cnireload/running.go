@@ -1,0 +1,299 @@
+// Copyright The cnireload Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cnireload
+
+import (
+	"cmp"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/pkg/timeout"
+	"github.com/containerd/log"
+)
+
+// ProcessState says how a plugin's process stands to this program.
+type ProcessState string
+
+const (
+	// ProcessRunning: somebody waits for it.
+	ProcessRunning ProcessState = "running"
+	// ProcessAbandoned: it was killed, but has not ended, and nobody waits for
+	// it any more. A process in uninterruptible sleep cannot end.
+	ProcessAbandoned ProcessState = "abandoned"
+	// ProcessLeftOver: a program that ran before this one started it. It is
+	// killed when the bound of its verb has passed.
+	ProcessLeftOver ProcessState = "left over"
+	// ProcessEscaped: a plugin that was killed, or has ended, started it in a
+	// process group of its own. It is not killed: it may be meant to stay.
+	ProcessEscaped ProcessState = "escaped"
+)
+
+// Process is a process of a plugin that has not ended.
+type Process struct {
+	Plugin string // name of the executable
+	Verb   string // as in CNI_COMMAND
+	ID     string // as in CNI_CONTAINERID; empty for verbs without one
+	PID    int
+	Since  time.Time
+	State  ProcessState
+}
+
+// foreign is a process that was found on the machine, as opposed to one that
+// was started here.
+type foreign interface {
+	// alive tells whether it has not ended, without mistaking another process
+	// of the same number for it.
+	alive() bool
+	// kill kills it, with its process group if it leads one.
+	kill() error
+}
+
+// leftOverCheck is how often processes that were found are looked at.
+const leftOverCheck = time.Second
+
+// evictGrace is how long a removal waits for the killed processes of its pod.
+const evictGrace = time.Second
+
+// running keeps track of plugins' processes. Its lock is never held during a
+// call or while anything is read. The zero value is ready for use, and so is
+// nil, which tracks nothing.
+type running struct {
+	mu        sync.Mutex
+	processes map[*process]struct{}
+	timer     *time.Timer // of the next look at what was found; nil without
+	closed    bool
+}
+
+type process struct {
+	Process
+	found foreign       // nil if it was started here
+	gone  chan struct{} // closed when it has ended
+}
+
+// begin notes that a plugin was started.
+func (r *running) begin(path string, environ []string, pid int) *process {
+	p := &process{
+		Process: Process{
+			Plugin: filepath.Base(path),
+			Verb:   verbOf(environ),
+			ID:     environValue(environ, "CNI_CONTAINERID"),
+			PID:    pid,
+			Since:  time.Now(),
+			State:  ProcessRunning,
+		},
+		gone: make(chan struct{}),
+	}
+	if r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.add(p)
+	}
+	return p
+}
+
+// add notes a process; the lock is held.
+func (r *running) add(p *process) {
+	if r.processes == nil {
+		r.processes = make(map[*process]struct{})
+	}
+	r.processes[p] = struct{}{}
+}
+
+// abandon notes that nobody waits for a process any more.
+func (r *running) abandon(p *process) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.State = ProcessAbandoned
+}
+
+// end notes that a process has ended.
+func (r *running) end(p *process) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.processes[p]; ok {
+		delete(r.processes, p)
+		close(p.gone)
+	}
+}
+
+// adopt notes processes that were found, and looks after them until they have
+// ended or the registry is closed.
+func (r *running) adopt(processes []*process) {
+	if r == nil || len(processes) == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range processes {
+		known := false
+		for q := range r.processes {
+			known = known || q.PID == p.PID && q.found != nil
+		}
+		if !known {
+			r.add(p)
+		}
+	}
+	r.schedule()
+}
+
+// schedule sees to the next look at what was found; the lock is held.
+func (r *running) schedule() {
+	if !r.closed && r.timer == nil {
+		r.timer = time.AfterFunc(leftOverCheck, r.check)
+	}
+}
+
+// check takes note of found processes that have ended, and ends those whose
+// bound has passed.
+func (r *running) check() {
+	for _, p := range r.all(func(p *process) bool { return p.found != nil }) {
+		if !p.found.alive() {
+			r.end(p)
+		}
+	}
+	for _, p := range r.all(func(p *process) bool {
+		return p.found != nil && p.State == ProcessLeftOver && time.Since(p.Since) > boundOf(p.Verb)
+	}) {
+		r.kill(p)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.timer = nil
+	for p := range r.processes {
+		if p.found != nil {
+			r.schedule()
+			return
+		}
+	}
+}
+
+// kill kills a found process. If it can end, the next look finds it gone.
+func (r *running) kill(p *process) {
+	logger := log.L.WithField("plugin", p.Plugin).WithField("pid", p.PID)
+	if err := p.found.kill(); err != nil {
+		logger.WithError(err).Warn("cni: a plugin that an earlier containerd left running cannot be killed")
+		return
+	}
+	logger.Warnf("cni: killed %s for pod %s, which an earlier containerd left running since %s", p.Verb, p.ID, p.Since.UTC().Format(time.RFC3339))
+	r.abandon(p)
+}
+
+// boundOf returns the bound of a verb.
+func boundOf(verb string) time.Duration {
+	if key, ok := timeoutKeys[verb]; ok {
+		return timeout.Get(key)
+	}
+	return timeout.Get(TimeoutAdd)
+}
+
+// all returns the processes for which ok is true, oldest first. ok must not
+// block.
+func (r *running) all(ok func(*process) bool) []*process {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []*process
+	for p := range r.processes {
+		if ok(p) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b *process) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.PID, b.PID))
+	})
+	return list
+}
+
+// list describes the processes that have not ended, oldest first.
+func (r *running) list() []Process {
+	processes := r.all(func(*process) bool { return true })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]Process, len(processes))
+	for i, p := range processes {
+		list[i] = p.Process
+	}
+	return list
+}
+
+// evict ends what nobody waits for that still works on the pod id, because what
+// it does would come after the pod's removal. It returns whether an ADD of the
+// pod has not ended even so.
+func (r *running) evict(id string) (adding bool) {
+	strays := r.all(func(p *process) bool {
+		return p.ID == id && (p.State == ProcessLeftOver || p.State == ProcessAbandoned)
+	})
+	if len(strays) == 0 {
+		return false
+	}
+	for _, p := range strays {
+		if p.found != nil && p.found.alive() {
+			r.kill(p)
+		}
+	}
+	grace := time.NewTimer(evictGrace)
+	defer grace.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		left := slices.DeleteFunc(strays, func(p *process) bool {
+			if p.found != nil && !p.found.alive() {
+				r.end(p)
+			}
+			select {
+			case <-p.gone:
+				return true
+			default:
+				return false
+			}
+		})
+		strays = left
+		if len(strays) == 0 {
+			return false
+		}
+		select {
+		case <-tick.C:
+		case <-grace.C:
+			return slices.ContainsFunc(strays, func(p *process) bool { return p.Verb == "ADD" })
+		}
+	}
+}
+
+// busy tells whether an ADD of the pod that nobody waits for has not ended.
+func (r *running) busy(id string) bool {
+	return len(r.all(func(p *process) bool {
+		return p.ID == id && p.Verb == "ADD" && (p.State == ProcessAbandoned || p.State == ProcessLeftOver)
+	})) > 0
+}
+
+// close ends the looking after; the processes go on.
+func (r *running) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+}
+
+// environValue returns the last value of a variable.
+func environValue(environ []string, name string) string {
+	for i := len(environ) - 1; i >= 0; i-- {
+		if value, ok := strings.CutPrefix(environ[i], name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}
