@@ -240,7 +240,8 @@ func (d *Daemon) Start(ctx context.Context) error {
 }
 
 func (d *Daemon) waitAnswer(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	// Much more than it takes, for machines that do much else.
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
 		_, err := d.Runtime.Version(ctx, &runtimeapi.VersionRequest{})

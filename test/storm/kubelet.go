@@ -146,13 +146,27 @@ func (k *kubelet) count(what string) {
 	k.fails[what]++
 }
 
-// counted returns how many pods run and how many attempts have failed, and
-// forgets the failures.
-func (k *kubelet) counted() (running int, fails map[string]int) {
+// failed returns how many attempts have failed, by kind, and forgets them.
+func (k *kubelet) failed() map[string]int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	fails, k.fails = k.fails, map[string]int{}
-	return len(k.running), fails
+	fails := k.fails
+	k.fails = map[string]int{}
+	return fails
+}
+
+// state is how many pods run, and how many attempts have failed.
+func (k *kubelet) state() (running, failed int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.running), sum(k.fails)
+}
+
+func sum(counts map[string]int) (n int) {
+	for _, c := range counts {
+		n += c
+	}
+	return n
 }
 
 // removeAll removes every pod, a few at a time, until none is listed.

@@ -126,7 +126,10 @@ type measured struct {
 	// attempt, on its own.
 	writes float64
 	// fails counts the attempts that failed in the storm, by kind.
-	fails map[string]int
+	fails  map[string]int
+	lasted time.Duration
+	// failsAfter are those after the cure.
+	failsAfter map[string]int
 	// running is how many pods ran when the time was over, and healed how long
 	// that took them.
 	running int
@@ -136,13 +139,6 @@ type measured struct {
 	rssBefore                         int64
 	leaked                            int
 	removal                           error
-}
-
-func (m measured) failed() (n int) {
-	for _, c := range m.fails {
-		n += c
-	}
-	return n
 }
 
 // storm measures one scenario on one side.
@@ -232,28 +228,29 @@ func storm(ctx context.Context, o options, s scenario, side harness.Side, delay 
 		return m, err
 	}
 	defer p.end()
-	k.counted()
 	podCtx, stopPods := context.WithCancel(ctx)
 	defer stopPods()
 	k.start(podCtx, o.pods)
-	over := time.After(o.seconds)
-	for n := 0; ; n++ {
+	// On a machine that is busy otherwise the first attempts take their time.
+	stormBegin := time.Now()
+	over := func() bool {
+		_, failed := k.state()
+		took := time.Since(stormBegin)
+		return took >= o.seconds && (!s.failsFast || failed >= o.pods || took >= 10*o.seconds)
+	}
+	for n := 0; !over(); n++ {
 		if s.touch {
 			if err := os.WriteFile(filepath.Join(d.ConfDir, "unrelated"), fmt.Append(nil, n), 0o644); err != nil {
 				return m, err
 			}
 		}
-		select {
-		case <-over:
-		case <-time.After(time.Second):
-			continue
-		case <-ctx.Done():
+		wait(ctx, time.Second)
+		if ctx.Err() != nil {
 			return m, ctx.Err()
 		}
-		break
 	}
 	m.storm = p.next()
-	_, m.fails = k.counted()
+	m.fails, m.lasted = k.failed(), time.Since(stormBegin)
 
 	if err := s.heal(d); err != nil {
 		return m, err
@@ -262,9 +259,9 @@ func storm(ctx context.Context, o options, s scenario, side harness.Side, delay 
 	close(k.healed)
 	for m.running < o.pods && time.Since(begin) < o.heal && ctx.Err() == nil {
 		wait(ctx, 10*time.Millisecond)
-		m.running, _ = k.counted()
+		m.running, _ = k.state()
 	}
-	m.healed = time.Since(begin)
+	m.healed, m.failsAfter = time.Since(begin), k.failed()
 	peak := p.next()
 	m.storm.goroutines, m.storm.rss = max(m.storm.goroutines, peak.goroutines), max(m.storm.rss, peak.rss)
 	p.end()

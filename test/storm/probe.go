@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +31,7 @@ type probes struct {
 
 	mu         sync.Mutex
 	by         map[string]*samples
+	pending    map[string]time.Time
 	goroutines int   // most
 	rss        int64 // most
 	lastCount  int   // latest
@@ -51,7 +53,7 @@ const (
 
 func startProbes(ctx context.Context, d *harness.Daemon, hostNetwork bool) (*probes, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &probes{d: d, hostNetwork: hostNetwork, stop: cancel, by: map[string]*samples{}}
+	p := &probes{d: d, hostNetwork: hostNetwork, stop: cancel, by: map[string]*samples{}, pending: map[string]time.Time{}}
 	events, err := d.Events(ctx)
 	if err != nil {
 		cancel()
@@ -110,11 +112,15 @@ func (p *probes) every(ctx context.Context, pause time.Duration, what string, pr
 	p.group.Go(func() {
 		for ctx.Err() == nil {
 			begin := time.Now()
+			p.mu.Lock()
+			p.pending[what] = begin
+			p.mu.Unlock()
 			took, err := probe()
 			if ctx.Err() != nil {
 				return
 			}
 			p.mu.Lock()
+			delete(p.pending, what)
 			s := p.by[what]
 			if s == nil {
 				s = new(samples)
@@ -140,13 +146,22 @@ type phase struct {
 }
 
 // next ends a phase and begins another. A probe that is not answered yet counts
-// where it is answered, and here with what it has waited for.
+// with what it has waited for if it is the slowest.
 func (p *probes) next() phase {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f := phase{by: map[string]samples{}, goroutines: p.goroutines, rss: p.rss}
 	for what, s := range p.by {
 		f.by[what] = *s
+	}
+	for what, begin := range p.pending {
+		s := f.by[what]
+		if waited := time.Since(begin); len(s.took) == 0 || waited > slices.Max(s.took) {
+			s.took = append(slices.Clone(s.took), waited)
+			s.failed++
+			s.why = "no answer before the end"
+			f.by[what] = s
+		}
 	}
 	p.by, p.goroutines, p.rss = map[string]*samples{}, 0, 0
 	return f
