@@ -92,6 +92,8 @@ func run(ctx context.Context, o options) error {
 				begin := time.Now()
 				m, err := storm(ctx, o, s, side, delay)
 				if err != nil {
+					// What is done is worth seeing.
+					report(all)
 					return fmt.Errorf("%s, %s disk, %s: %w", s.name, disk, side, err)
 				}
 				pair.sides[i] = m
@@ -104,10 +106,16 @@ func run(ctx context.Context, o options) error {
 	if len(all) == 0 {
 		return fmt.Errorf("nothing to do for -only %q", o.only)
 	}
-	printTable(os.Stdout, all)
-	printTargets(os.Stdout, all)
+	report(all)
 	fmt.Println(load())
 	return nil
+}
+
+func report(all []outcome) {
+	if len(all) > 0 {
+		printTable(os.Stdout, all)
+		printTargets(os.Stdout, all)
+	}
 }
 
 // load tells how busy the machine is.
@@ -204,6 +212,10 @@ func storm(ctx context.Context, o options, s scenario, side harness.Side, delay 
 	}
 	defer p.end()
 	wait(ctx, o.idle)
+	// A few pods, on a machine that is busy otherwise, too.
+	for begin := time.Now(); p.count(otherPod) < 5 && time.Since(begin) < time.Minute; {
+		wait(ctx, 100*time.Millisecond)
+	}
 	m.idle = p.next()
 	p.end()
 	slow.SetDelay(0)

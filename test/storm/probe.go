@@ -138,6 +138,16 @@ func (p *probes) every(ctx context.Context, pause time.Duration, what string, pr
 	})
 }
 
+// count is how often a probe was answered in this phase.
+func (p *probes) count(what string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s := p.by[what]; s != nil {
+		return len(s.took)
+	}
+	return 0
+}
+
 // phase is what the probes found in one.
 type phase struct {
 	by         map[string]samples
