@@ -7,10 +7,10 @@ LINE ?= v2.4
 export KEEP STOP CASE SEED
 
 .DEFAULT_GOAL := help
-.PHONY: help build stock run test test-unit test-e2e cases bench soak verify refresh vendor package clean
+.PHONY: help build stock run test test-unit test-e2e cases bench bench-storm soak verify refresh vendor package clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 build: ## build the patched containerd of LINE into _output/LINE
 	@hack/build.sh $(LINE)
@@ -38,6 +38,9 @@ soak: ## ten minutes of random changes against a model; SEED=N repeats a run
 
 bench: ## compare stock and patched figures
 	@hack/test.sh bench $(LINE)
+
+bench-storm: ## what storms of failing pods cost stock and patched; ARGS='-only fail -pods 20' for less
+	@hack/test.sh bench-storm $(LINE) $(ARGS)
 
 verify: ## prove that the patches of LINE apply exactly and have good headers
 	@hack/verify.sh $(LINE)

@@ -2,7 +2,7 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/test.sh run|e2e|cases|soak|bench LINE: builds what is needed, then hands over to test/.
+# hack/test.sh run|e2e|cases|soak|bench|bench-storm LINE [ARG...]: builds what is needed, then hands over to test/.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
@@ -31,5 +31,9 @@ bench)
 	go build -o "$out/hack/bench" ./bench
 	exec "$out/hack/bench"
 	;;
-*) die "\"$what\" is none of run, e2e, cases, soak, bench" ;;
+bench-storm)
+	go build -o "$out/hack/storm" ./storm
+	exec "$out/hack/storm" "${@:3}"
+	;;
+*) die "\"$what\" is none of run, e2e, cases, soak, bench, bench-storm" ;;
 esac

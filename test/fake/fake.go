@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 )
@@ -30,7 +31,11 @@ const (
 	Slow   Mode = "slow"   // sleep Millis, then succeed
 	Silent Mode = "silent" // end with Exit and print nothing
 	Print  Mode = "print"  // print Msg as it is and end with Exit
+	Flood  Mode = "flood"  // print Bytes of garbage to Stream and end with Exit
 )
+
+// Garbage is what Flood repeats, and no JSON.
+const Garbage = "\x00garbage \x1b[31m\"{]\n"
 
 // Behavior is how one verb is answered.
 type Behavior struct {
@@ -39,7 +44,30 @@ type Behavior struct {
 	Msg    string `json:"msg,omitempty"`
 	Millis int    `json:"millis,omitempty"`
 	Exit   int    `json:"exit,omitempty"`
-	// Pod limits the behaviour to the pod of that name; others succeed.
+	// Bytes and Stream ("stdout" if empty, or "stderr") are Flood's.
+	Bytes  int    `json:"bytes,omitempty"`
+	Stream string `json:"stream,omitempty"`
+
+	// What follows happens first, whatever the mode, in this order.
+
+	// IgnoreTerm has the process not end on SIGTERM.
+	IgnoreTerm bool `json:"ignoreTerm,omitempty"`
+	// Child starts a child that holds stdout and stderr and lives for
+	// ChildMillis, or an hour: in the process group ("fork") or in a session of
+	// its own ("setsid").
+	Child       string `json:"child,omitempty"`
+	ChildMillis int    `json:"childMillis,omitempty"`
+	// Lock is a file that is flocked, waiting for it, until the process ends.
+	Lock string `json:"lock,omitempty"`
+	// Write is a file that is written to. On a frozen file system that puts the
+	// process into a sleep in which nothing can kill it.
+	Write string `json:"write,omitempty"`
+
+	// ResultVersion is the cniVersion of a result, instead of the list's.
+	ResultVersion string `json:"resultVersion,omitempty"`
+
+	// Pod limits the behaviour to pods of that name, which may be a pattern of
+	// path.Match; others succeed.
 	Pod string `json:"pod,omitempty"`
 	// First limits the behaviour to the first so many calls.
 	First int `json:"first,omitempty"`
@@ -49,9 +77,34 @@ type Behavior struct {
 type State struct {
 	// Verbs is keyed by ADD, DEL, CHECK, STATUS, GC and VERSION.
 	Verbs map[string]Behavior `json:"verbs,omitempty"`
+	// Rules are looked at before Verbs; the first that is for the call counts.
+	Rules []Rule `json:"rules,omitempty"`
 	// Versions is what VERSION says is supported, and all that is accepted;
 	// empty means all.
 	Versions []string `json:"versions,omitempty"`
+}
+
+// Rule is how one verb is answered for some pods.
+type Rule struct {
+	Verb string `json:"verb"`
+	Behavior
+}
+
+// Of is how a call is answered: the nth with this verb to this plugin.
+func (s State) Of(verb, pod string, nth int) Behavior {
+	of := func(b Behavior) bool {
+		match, _ := path.Match(b.Pod, pod)
+		return (b.Pod == "" || match) && (b.First == 0 || nth <= b.First)
+	}
+	for _, r := range s.Rules {
+		if r.Verb == verb && of(r.Behavior) {
+			return r.Behavior
+		}
+	}
+	if b := s.Verbs[verb]; of(b) {
+		return b
+	}
+	return Behavior{}
 }
 
 // Call is one line of <fake>/calls.jsonl, written when a call begins.

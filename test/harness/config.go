@@ -60,6 +60,8 @@ type Options struct {
 	// runs in a user namespace of its own, where they bind nobody else, with
 	// the first 65536 users mapped to themselves.
 	UserSysctls map[string]string
+	// Wrap is a program with arguments that becomes the daemon, see SlowSync.
+	Wrap []string
 	// NoImage leaves the sandbox image out, for tests that look at CNI only:
 	// a pod then fails, but after its ADD and with NoImage in the error.
 	NoImage bool

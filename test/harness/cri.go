@@ -216,7 +216,7 @@ func (d *Daemon) SandboxConfig(p Pod) *runtimeapi.PodSandboxConfig {
 // RunPod runs a sandbox and returns its id.
 func (d *Daemon) RunPod(ctx context.Context, p Pod) (string, error) {
 	if p.Timeout == 0 {
-		p.Timeout = 30 * time.Second
+		p.Timeout = time.Minute
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()

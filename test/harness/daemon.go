@@ -197,8 +197,9 @@ func (d *Daemon) Start(ctx context.Context) error {
 	if d.PrivateNet {
 		unshare = append(unshare, "--net")
 	}
-	d.cmd = exec.Command("unshare", append(unshare, "--",
-		"/bin/sh", "-ec", script, "sh", filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))...)
+	unshare = append(unshare, "--", "/bin/sh", "-ec", script, "sh")
+	unshare = append(unshare, d.Wrap...)
+	d.cmd = exec.Command("unshare", append(unshare, filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.Dir = d.Base
 	d.cmd.Env = append(os.Environ(), "PATH="+d.bin+":"+os.Getenv("PATH"))
@@ -242,7 +243,8 @@ func (d *Daemon) Start(ctx context.Context) error {
 }
 
 func (d *Daemon) waitAnswer(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	// Much more than it takes, for machines that do much else.
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
 		_, err := d.Runtime.Version(ctx, &runtimeapi.VersionRequest{})

@@ -9,17 +9,22 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -47,9 +52,19 @@ type plugin struct {
 	dir  fake.Dir
 	call fake.Call
 	conf config
+	// resultVersion is the cniVersion of a result; empty means the list's.
+	resultVersion string
+	lock          *os.File
 }
 
+// childMillis is how a child is told that it is one.
+const childMillis = "FAKENET_CHILD_MILLIS"
+
 func main() {
+	if millis, err := strconv.Atoi(os.Getenv(childMillis)); err == nil {
+		time.Sleep(time.Duration(millis) * time.Millisecond)
+		return
+	}
 	p := plugin{name: filepath.Base(os.Args[0]), dir: fake.Of(os.Args[0])}
 	if err := p.run(); err != nil {
 		p.fail(100, err.Error())
@@ -91,9 +106,12 @@ func (p *plugin) run() error {
 		return err
 	}
 
-	b := state.Verbs[p.call.Command]
-	if b.Pod != "" && b.Pod != p.call.Pod || b.First > 0 && nth > b.First {
-		b = fake.Behavior{}
+	b := state.Of(p.call.Command, p.call.Pod, nth)
+	if err := p.burden(b); err != nil {
+		return err
+	}
+	if b.ResultVersion != "" {
+		p.resultVersion = b.ResultVersion
 	}
 	switch b.Mode {
 	case fake.Fail:
@@ -106,6 +124,9 @@ func (p *plugin) run() error {
 		os.Exit(b.Exit)
 	case fake.Print:
 		fmt.Print(b.Msg)
+		os.Exit(b.Exit)
+	case fake.Flood:
+		flood(b)
 		os.Exit(b.Exit)
 	}
 	if len(state.Versions) > 0 && p.call.Command != "VERSION" && !slices.Contains(state.Versions, p.conf.CNIVersion) {
@@ -134,6 +155,68 @@ func (p *plugin) run() error {
 	return nil
 }
 
+// burden does what a behaviour asks for before its mode.
+func (p *plugin) burden(b fake.Behavior) error {
+	if b.IgnoreTerm {
+		signal.Ignore(syscall.SIGTERM)
+	}
+	if b.Child != "" {
+		millis := b.ChildMillis
+		if millis == 0 {
+			millis = int(time.Hour / time.Millisecond)
+		}
+		child := exec.Command("/proc/self/exe")
+		child.Env = append(os.Environ(), childMillis+"="+strconv.Itoa(millis))
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: b.Child == "setsid"}
+		if err := child.Start(); err != nil {
+			return err
+		}
+	}
+	if b.Lock != "" {
+		// Never closed: the lock is held until the process ends.
+		f, err := os.OpenFile(b.Lock, os.O_CREATE|os.O_RDWR, 0o644)
+		if err != nil {
+			return err
+		}
+		p.lock = f
+		if err := flock(f); err != nil {
+			return err
+		}
+	}
+	if b.Write != "" {
+		if err := os.WriteFile(b.Write, []byte(p.call.Command), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flood prints without holding all of it in memory.
+func flood(b fake.Behavior) {
+	to := os.Stdout
+	if b.Stream == "stderr" {
+		to = os.Stderr
+	}
+	chunk := []byte(strings.Repeat(fake.Garbage, 64<<10/len(fake.Garbage)))
+	for left := b.Bytes; left > 0; left -= len(chunk) {
+		// Who reads it may have gone.
+		if _, err := to.Write(chunk[:min(left, len(chunk))]); err != nil {
+			return
+		}
+	}
+}
+
+// flock waits for the lock of a file. Go's runtime interrupts system calls.
+func flock(f *os.File) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
 // key names an address: another network or plugin does not give it back.
 func (p *plugin) key() string {
 	return strings.Join([]string{p.call.ContainerID, p.call.IfName, p.conf.Name, p.name}, "/")
@@ -141,7 +224,15 @@ func (p *plugin) key() string {
 
 func (p *plugin) add() error {
 	if len(p.conf.PrevResult) > 0 {
-		return p.print(p.conf.PrevResult)
+		if p.resultVersion == "" {
+			return p.print(p.conf.PrevResult)
+		}
+		var result map[string]any
+		if err := json.Unmarshal(p.conf.PrevResult, &result); err != nil {
+			return err
+		}
+		result["cniVersion"] = p.resultVersion
+		return p.print(result)
 	}
 	address := "127.0.0.1/8"
 	if p.conf.Type != "loopback" {
@@ -168,7 +259,7 @@ func (p *plugin) add() error {
 		}
 	}
 	return p.print(map[string]any{
-		"cniVersion": p.conf.CNIVersion,
+		"cniVersion": cmp.Or(p.resultVersion, p.conf.CNIVersion),
 		"interfaces": []any{map[string]any{"name": p.call.IfName, "sandbox": p.call.NetNS}},
 		"ips":        []any{map[string]any{"address": address, "interface": 0}},
 		"dns":        map[string]any{},
@@ -266,7 +357,7 @@ func (p *plugin) locked(do func() error) error {
 		return err
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+	if err := flock(f); err != nil {
 		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	return do()
