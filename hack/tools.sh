@@ -64,8 +64,10 @@ make_dev() {
 # Kubelet has a module of its own: what it requires must not move the other programs' versions.
 make_kubelet() {
 	count k8s.io/kubernetes/cmd/kubelet
-	ldflags="-X k8s.io/component-base/version.gitVersion=v$(version k8s.io/kubernetes)" \
-		build "$tmp/bin" k8s.io/kubernetes/cmd/kubelet
+	# With cgo, as Kubernetes releases it.
+	need gcc
+	CGO_ENABLED=1 go -C "$mod" build -v -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v$(version k8s.io/kubernetes)" \
+		-o "$tmp/bin/" k8s.io/kubernetes/cmd/kubelet 2>&1 | progress "$packages"
 }
 
 [ $# -gt 0 ] || set -- node test
