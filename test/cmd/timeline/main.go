@@ -141,7 +141,7 @@ func span(runs []*harness.Run) (most float64) {
 const (
 	left, gap  = 128.0, 50.0
 	width      = 420.0
-	top        = 92.0
+	top        = 106.0
 	plotHeight = 118.0
 	stripe     = 16.0
 	total      = left + 2*width + gap + 24
@@ -284,7 +284,8 @@ func picture(w io.Writer, runs []*harness.Run) {
 			c.text(14, 26, "start", ink, 16, fmt.Sprintf("A node boots with %d pods and %d host-network pods, and the network's agent is late", r.Pods, r.Host))
 		}
 		c.text(c.x0, 56, "start", ink, 15, fmt.Sprintf("%s containerd", r.Side))
-		c.text(c.x0, 74, "start", grey, 12, fmt.Sprintf("file after %.1f s, all pods run %.1f s later; %d sandboxes failed; %d runs of ADD", r.File, r.End-r.File, until(r.Failed, r.End), until(r.Adds, r.End)))
+		c.text(c.x0, 74, "start", grey, 12, fmt.Sprintf("the file comes after %.1f s; all pods run %.1f s later", r.File, r.End-r.File))
+		c.text(c.x0, 90, "start", grey, 12, fmt.Sprintf("%d sandboxes fail; ADD runs %d times", until(r.Failed, r.End), until(r.Adds, r.End)))
 
 		for j, name := range strips {
 			y := stripsTop + float64(j)*(stripe+8)
