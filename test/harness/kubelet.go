@@ -110,7 +110,7 @@ func (n *Node) StartKubelet() error {
 		"staticPodPath":            n.ManifestDir(),
 		"podCIDR":                  n.PodCIDR,
 		"containerRuntimeEndpoint": "unix://" + n.Socket(),
-		"podLogsDir":               "/var/log/pods",
+		"podLogsDir":               filepath.Join(n.VarLog(), "pods"), // the same path inside and outside
 		"volumePluginDir":          n.path("kubelet", "plugins"),
 		"resolvConf":               "",
 		"maxPods":                  250,
