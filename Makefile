@@ -4,10 +4,10 @@
 # Thin: what is done is in hack/ and test/. "make help" lists the targets.
 
 LINE ?= v2.4
-export KEEP STOP CASE SEED
+export KEEP STOP CASE SEED SIDE
 
 .DEFAULT_GOAL := help
-.PHONY: help build stock run test test-unit test-e2e cases bench bench-storm soak verify refresh vendor package clean
+.PHONY: help build stock run test test-unit test-e2e cases node test-node timeline bench bench-storm soak verify refresh vendor package clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,15 @@ test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
 
 cases: ## table of the cases: what stock does, what the patched daemon does
 	@hack/test.sh cases $(LINE)
+
+node: ## a kubelet without a cluster on the patched containerd, until Ctrl-C; SIDE=stock for the other
+	@hack/test.sh node $(LINE)
+
+test-node: ## scenarios with a real kubelet on stock and patched; CASE=BootWindow for one
+	@hack/test.sh test-node $(LINE)
+
+timeline: ## boot a node on both sides and draw it into docs/images
+	@hack/test.sh timeline $(LINE)
 
 soak: ## ten minutes of random changes against a model; SEED=N repeats a run
 	@hack/test.sh soak $(LINE)

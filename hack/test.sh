@@ -2,7 +2,8 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/test.sh run|e2e|cases|soak|bench|bench-storm LINE [ARG...]: builds what is needed, then hands over to test/.
+# hack/test.sh run|e2e|cases|soak|bench|bench-storm|node|test-node|timeline LINE [ARG...]: builds what is needed, then
+# hands over to test/.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
@@ -12,7 +13,11 @@ use_line "${2-}"
 "$root/hack/deps.sh"
 "$root/hack/build.sh" "$line" >/dev/null
 [ "$what" = run ] || "$root/hack/build.sh" --stock "$line" >/dev/null
-if [ "$what" = run ]; then groups=(node); else groups=(node test); fi
+case $what in
+run) groups=(node) ;;
+node | test-node | timeline) groups=(node kubelet) ;;
+*) groups=(node test) ;;
+esac
 "$root/hack/tools.sh" "${groups[@]}" >/dev/null
 cd "$root/test"
 case $what in
@@ -35,5 +40,15 @@ bench-storm)
 	go build -o "$out/hack/storm" ./storm
 	exec "$out/hack/storm" "${@:3}"
 	;;
-*) die "\"$what\" is none of run, e2e, cases, soak, bench, bench-storm" ;;
+test-node) exec go test -count=1 -v -timeout=60m ./node -run "${CASE:+^Test${CASE}\$}" ;;
+node)
+	go build -o "$out/hack/node" ./cmd/node
+	exec "$out/hack/node" -side "${SIDE:-patched}"
+	;;
+timeline)
+	go build -o "$out/hack/timeline" ./cmd/timeline
+	CNIRELOAD_TIMELINE=$out/timeline go test -count=1 -v -timeout=30m ./node -run '^TestBootWindow$'
+	exec "$out/hack/timeline" -in "$out/timeline" -out "$root/docs/images"
+	;;
+*) die "\"$what\" is none of run, e2e, cases, soak, bench, bench-storm, node, test-node, timeline" ;;
 esac

@@ -4,16 +4,15 @@
 #
 # hack/tools.sh [GROUP...]: builds the programs that hack/tools/go.mod pins. Groups: node (runc, CNI
 # plugins and crictl, in _output/tools/{bin,cni}), test (critest, crane, registry), dev (staticcheck,
-# nfpm, cyclonedx-gomod). Default: node and test. A group that is up to date is skipped.
+# nfpm, cyclonedx-gomod), kubelet (pinned by hack/kubelet/go.mod). Default: node and test. A group that
+# is up to date is skipped.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 # They run on this machine, also when GOARCH names another one to build for.
 unset GOOS GOARCH
-mod=$root/hack/tools
 bin=$out/tools/bin cni=$out/tools/cni
-need_go "$(sed -n 's/^go //p' "$mod/go.mod")"
+need_go "$(sed -n 's/^go //p' "$root/hack/tools/go.mod")"
 lock tools
-stamp=$(cat "$mod/go.mod" "$mod/go.sum" "$0" <(go version) | sha256sum)
 
 # version MODULE: the version that go.mod pins, without its v.
 version() { go -C "$mod" list -m -f '{{slice .Version 1}}' "$1"; }
@@ -62,14 +61,26 @@ make_dev() {
 	build "$tmp/bin" "${list[@]}"
 }
 
+# Kubelet has a module of its own: what it requires must not move the other programs' versions.
+make_kubelet() {
+	count k8s.io/kubernetes/cmd/kubelet
+	# With cgo, as Kubernetes releases it.
+	need gcc
+	CGO_ENABLED=1 go -C "$mod" build -v -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v$(version k8s.io/kubernetes)" \
+		-o "$tmp/bin/" k8s.io/kubernetes/cmd/kubelet 2>&1 | progress "$packages"
+}
+
 [ $# -gt 0 ] || set -- node test
 for group; do
+	mod=$root/hack/tools
 	case $group in
 	node) want=(bin/{runc,crictl} cni/{bridge,ptp,host-local,loopback,portmap,bandwidth,tuning,firewall}) ;;
 	test) want=(bin/{critest,crane,registry}) ;;
 	dev) want=(bin/{staticcheck,nfpm,cyclonedx-gomod}) ;;
-	*) die "no group of tools \"$group\": there are node, test and dev" ;;
+	kubelet) want=(bin/kubelet) mod=$root/hack/kubelet ;;
+	*) die "no group of tools \"$group\": there are node, test, dev and kubelet" ;;
 	esac
+	stamp=$(cat "$mod/go.mod" "$mod/go.sum" "$0" <(go version) | sha256sum)
 	# Up to date is what was built from the same pins and is still all there.
 	whole=1
 	for f in "${want[@]}"; do [ -x "$out/tools/$f" ] && [ -s "$out/tools/$f" ] || whole=''; done

@@ -50,6 +50,7 @@ type Daemon struct {
 	runc string
 	conn *grpc.ClientConn
 	cmd  *exec.Cmd
+	home *Namespace    // where the process runs, if not in one of its own
 	done chan struct{} // closed when the process has ended
 	exit error
 }
@@ -197,9 +198,12 @@ func (d *Daemon) Start(ctx context.Context) error {
 	if d.PrivateNet {
 		unshare = append(unshare, "--net")
 	}
-	unshare = append(unshare, "--", "/bin/sh", "-ec", script, "sh")
-	unshare = append(unshare, d.Wrap...)
-	d.cmd = exec.Command("unshare", append(unshare, filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))...)
+	daemon := append(slices.Clone(d.Wrap), filepath.Join(d.bin, "containerd"), "--config", d.path("config.toml"))
+	if d.home != nil {
+		d.cmd = d.home.command(daemon...)
+	} else {
+		d.cmd = exec.Command("unshare", append(append(unshare, "--", "/bin/sh", "-ec", script, "sh"), daemon...)...)
+	}
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.Dir = d.Base
 	d.cmd.Env = append(os.Environ(), "PATH="+d.bin+":"+os.Getenv("PATH"))
@@ -239,7 +243,11 @@ func (d *Daemon) Start(ctx context.Context) error {
 	if d.NoImage {
 		return nil
 	}
-	return d.importImage(ctx)
+	pause, err := Pause()
+	if err != nil {
+		return err
+	}
+	return d.importImage(ctx, SandboxImage, pause)
 }
 
 func (d *Daemon) waitAnswer(ctx context.Context) error {
@@ -261,31 +269,28 @@ func (d *Daemon) waitAnswer(ctx context.Context) error {
 	}
 }
 
-func (d *Daemon) importImage(ctx context.Context) error {
-	status := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: SandboxImage}}
+// importImage makes an image of that name of one binary, unless it is there.
+func (d *Daemon) importImage(ctx context.Context, name, binary string) error {
+	status := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}}
 	if r, err := d.Images.ImageStatus(ctx, status); err == nil && r.GetImage() != nil {
 		return nil
 	}
-	pause, err := Pause()
-	if err != nil {
-		return err
-	}
-	archive := d.path("pause.tar")
+	archive := d.path(filepath.Base(binary) + ".tar")
 	f, err := os.Create(archive)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(writeImage(f, SandboxImage, pause), f.Close()); err != nil {
+	if err := errors.Join(writeImage(f, name, binary), f.Close()); err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(d.bin, "ctr"), "-a", d.Socket(), "-n", "k8s.io", "images", "import", archive)
 	if b, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("import sandbox image: %w: %s", err, b)
+		return fmt.Errorf("import image %s: %w: %s", name, err, b)
 	}
 	return Poll(ctx, 10*time.Second, func() error {
 		r, err := d.Images.ImageStatus(ctx, status)
 		if err == nil && r.GetImage() == nil {
-			err = errors.New("sandbox image imported but not seen by CRI")
+			err = fmt.Errorf("image %s imported but not seen by CRI", name)
 		}
 		return err
 	})
@@ -371,7 +376,7 @@ func (d *Daemon) Leaks() []string {
 			return err
 		}
 		for _, pid := range pids {
-			if pid != d.PID() {
+			if pid != d.PID() && !d.home.knows(pid) {
 				left = append(left, describe(pid))
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"time"
 )
@@ -31,21 +32,22 @@ func (b blob) descriptor() map[string]any {
 }
 
 // writeImage writes an OCI archive with one image of that name, whose only
-// file is the pause binary.
-func writeImage(w io.Writer, name, pause string) error {
-	binary, err := os.ReadFile(pause)
+// file is the binary.
+func writeImage(w io.Writer, name, path string) error {
+	binary, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
+	program := filepath.Base(path)
 	var layer bytes.Buffer
-	if err := writeTar(&layer, []file{{"pause", 0o755, binary}}); err != nil {
+	if err := writeTar(&layer, []file{{program, 0o755, binary}}); err != nil {
 		return err
 	}
 	layerBlob := blob{"application/vnd.oci.image.layer.v1.tar", layer.Bytes()}
 	config, err := encode("application/vnd.oci.image.config.v1+json", map[string]any{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       map[string]any{"Entrypoint": []string{"/pause"}},
+		"config":       map[string]any{"Entrypoint": []string{"/" + program}},
 		"rootfs":       map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + layerBlob.hash()}},
 	})
 	if err != nil {

@@ -88,6 +88,12 @@ func Runc() (string, error) {
 	return filepath.Join(dir, "bin", "runc"), err
 }
 
+// KubeletPath is the path of the kubelet.
+func KubeletPath() (string, error) {
+	dir, err := ToolsDir()
+	return filepath.Join(dir, "bin", "kubelet"), err
+}
+
 // Preflight says in one line what is missing to run the given sides, and how
 // to get it.
 func Preflight(hint string, sides ...Side) error {
@@ -149,3 +155,6 @@ var Fakenet = sync.OnceValues(func() (string, error) { return Build("fakenet") }
 
 // Pause is the path of the built pause binary.
 var Pause = sync.OnceValues(func() (string, error) { return Build("pause") })
+
+// Workload is the path of the built binary that test containers run.
+var Workload = sync.OnceValues(func() (string, error) { return Build("workload") })

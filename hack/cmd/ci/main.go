@@ -83,8 +83,14 @@ func stages(lines []string, short bool) []stage {
 			stage{name: "package " + l, needs: []string{build}, root: true, run: command("hack/package-test.sh", l)},
 		)
 	}
-	return append(list, stage{name: "e2e", needs: []string{"tools", "build " + lines[len(lines)-1]}, root: true,
-		run: goTest("test", true, "-count=1", "-timeout=60m", "./...")})
+	newest := "build " + lines[len(lines)-1]
+	return append(list,
+		stage{name: "e2e", needs: []string{"tools", newest}, root: true,
+			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./e2e/...", "./fake/...", "./harness/...")},
+		// Fewer pods of the scenarios that differ most: "make test-node" runs all.
+		stage{name: "node", needs: []string{"tools", newest}, root: true,
+			run: sequence(command("hack/tools.sh", "kubelet"), goTest("test", true, "-short", "-count=1", "-timeout=40m", "./node/..."))},
+	)
 }
 
 // fuzz runs a fuzz target of the library for a fixed number of inputs.
