@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -235,6 +236,9 @@ func (l *loop) scan() dirScan {
 	// watched may be old: read again. Content that keeps naming new ones is
 	// left to the poll.
 	for range 3 {
+		if slices.Equal(l.named, scan.watch) {
+			break // what it names was watched before it was read
+		}
 		l.named = scan.watch
 		var added bool
 		if added, err = l.watcher.arm(l.wishes()); !added {
@@ -294,6 +298,7 @@ func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []S
 		nets = append(nets, &network{attachment: attachment{list: loopbackList, ifName: "lo"}})
 	}
 	lists := len(nets)
+	notNeeded := "" // the same for every file behind the last one in use
 	limit := c.max()
 	if l.recipe.all {
 		limit = 0
@@ -325,7 +330,10 @@ func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []S
 				skipped = append(skipped, SkippedFile{File: f.path, Reason: fmt.Sprintf("is network %q; network_name asks for %q", use.list.Name, c.networkName)})
 				continue
 			case limit > 0 && i >= limit:
-				skipped = append(skipped, SkippedFile{File: f.path, Reason: fmt.Sprintf("is not needed: max_conf_num = %d and %s sorts before it", limit, nets[len(nets)-1].file.path)})
+				if notNeeded == "" {
+					notNeeded = fmt.Sprintf("is not needed: max_conf_num = %d and %s sorts before it", limit, nets[len(nets)-1].file.path)
+				}
+				skipped = append(skipped, SkippedFile{File: f.path, Reason: notNeeded})
 				continue
 			}
 			ifName := fmt.Sprintf("%s%d", c.prefix, i)
@@ -548,7 +556,7 @@ func (s *Snapshot) digest() string {
 		fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%v\x00%v\x00%v\x01", n.Name, n.File, n.SHA256, n.DropIns, n.StaleError, n.Plugins)
 	}
 	for _, f := range s.Skipped {
-		fmt.Fprintf(&b, "%s\x00%s\x01", f.File, f.Reason)
+		b.WriteString(f.File + "\x00" + f.Reason + "\x01")
 	}
 	if s.Template != nil {
 		fmt.Fprintf(&b, "%v", *s.Template)
