@@ -441,7 +441,7 @@ func (s *soaker) again(kill bool) error {
 // converge waits until the daemon agrees with the model.
 func (s *soaker) converge(ctx context.Context) error {
 	begin := time.Now()
-	err := harness.Poll(ctx, 10*time.Second, func() error {
+	err := harness.Poll(ctx, 2*soon, func() error {
 		c, info, err := s.Info(ctx)
 		if err != nil {
 			return err
