@@ -97,7 +97,7 @@ func TestL10(t *testing.T) {
 		if side == harness.Stock {
 			n.waitReady(true, soon)
 			assert.NilError(t, os.WriteFile(nodename, []byte("here"), 0o644))
-			errs, took := n.together(pods, "h", 0, time.Minute)
+			errs, took := n.together(pods, "h", 0, 5*time.Minute)
 			for _, err := range errs {
 				assert.NilError(t, err)
 			}
@@ -119,7 +119,7 @@ func TestL10(t *testing.T) {
 			}()
 			failures, rounds := 0, 0
 			for ; time.Now().Before(end); rounds++ {
-				errs, _ := n.together(pods, "p", uint32(rounds), time.Minute)
+				errs, _ := n.together(pods, "p", uint32(rounds), 5*time.Minute)
 				for _, err := range errs {
 					assert.ErrorContains(t, err, "check that the calico/node container is running")
 					failures++
