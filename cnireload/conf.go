@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,16 +38,25 @@ const (
 
 // content is one file as it was read. It is not changed after it was made.
 type content struct {
+	path   string
 	id     fileID
 	readAt time.Time
 	bytes  []byte
 	sum    string // hex SHA-256
 	err    error  // why the file cannot be used; bytes is nil then
+	// known is set if id stands for the outcome, good or bad. A file that could
+	// not be read may be readable the next time with the same stat data.
+	known bool
 }
 
 // fresh tells whether c still is what the file with identity id holds.
 func (c *content) fresh(id fileID) bool {
-	return c.id.same(id) && c.readAt.Sub(id.changed()) > racyWindow
+	return c.known && c.id.same(id) && c.readAt.Sub(id.changed()) > racyWindow
+}
+
+// same tells whether reading a file again brought nothing new.
+func (c *content) same(other *content) bool {
+	return c == other || c.path == other.path && c.sum == other.sum && errorText(c.err) == errorText(other.err)
 }
 
 // dropIn is a plugin configuration from <conf dir>/<network name>/*.conf
@@ -96,55 +106,85 @@ func (s *dirScan) file(path string) *confFile {
 // belongs to one goroutine.
 type scanner struct {
 	dir      string
-	contents map[string]*content
-	bases    map[string]base
-	parsed   map[string]*confFile
+	contents map[string]*lastRead
+	parsed   map[string]*parsedFile
 	now      func() time.Time
+	count    int // of scans
+	// spareAfter, if set, is a path behind which files that are known are not
+	// looked at.
+	spareAfter string
 }
 
-// base is a parsed file without its drop-ins.
-type base struct {
+// lastRead is what a path held when it was last looked at, and in which scan.
+type lastRead struct {
+	*content
+	scan int
+}
+
+// parsedFile is a file with what it was made of, to be kept for as long as that
+// stays the same.
+type parsedFile struct {
 	content *content
-	list    *libcni.NetworkConfigList
+	list    *libcni.NetworkConfigList // without drop-ins
 	err     error
+
+	drops   []*content // of the drop-ins
+	dropErr error
+	file    *confFile
+	scan    int
 }
 
 func newScanner(dir string) *scanner {
 	return &scanner{
 		dir:      dir,
-		contents: make(map[string]*content),
-		bases:    make(map[string]base),
-		parsed:   make(map[string]*confFile),
+		contents: make(map[string]*lastRead),
+		parsed:   make(map[string]*parsedFile),
 		now:      time.Now,
 	}
 }
 
-// scan looks at the directory. Unchanged files are not read again.
+// scan looks at the directory. It costs one stat for each file that has not
+// changed: a node can have hundreds of them, and this is done every few seconds.
 func (s *scanner) scan() dirScan {
 	var result dirScan
 	if s.dir == "" {
 		result.err = errors.New("no cni conf dir is configured")
 		return result
 	}
-	seen := make(map[string]bool)
-	names, err := confNames(cleanPath(s.dir), true, ".conf", ".conflist", ".json")
+	dir := cleanPath(s.dir)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		result.err = err
 		return result
 	}
-	for _, path := range names {
-		seen[path] = true
-		result.watch = withTargets(result.watch, path)
-		result.files = append(result.files, s.parse(path, seen, &result))
-	}
-	for path := range s.contents {
-		if !seen[path] {
-			delete(s.contents, path)
-			delete(s.bases, path)
-			delete(s.parsed, path)
+	s.count++
+	files := confEntries(entries, true, ".conf", ".conflist", ".json")
+	result.files = make([]*confFile, 0, len(files))
+	for _, e := range files {
+		path := filepath.Join(dir, e.Name())
+		if f := s.spared(path, e, entries); f != nil {
+			result.files = append(result.files, f)
+			continue
 		}
+		if e.Type()&fs.ModeSymlink != 0 {
+			result.watch = withTargets(result.watch, path)
+		}
+		result.files = append(result.files, s.parse(path, entries, &result))
 	}
+	maps.DeleteFunc(s.contents, func(_ string, h *lastRead) bool { return h.scan != s.count })
+	maps.DeleteFunc(s.parsed, func(_ string, p *parsedFile) bool { return p.scan != s.count })
 	return result
+}
+
+// spared returns what is known of a file that need not be looked at, or nil.
+func (s *scanner) spared(path string, e fs.DirEntry, entries []fs.DirEntry) *confFile {
+	p, c := s.parsed[path], s.contents[path]
+	if s.spareAfter == "" || path <= s.spareAfter || !e.Type().IsRegular() || p == nil || c == nil ||
+		p.list != nil && has(entries, p.list.Name) {
+		return nil
+	}
+	p.scan, c.scan = s.count, s.count
+	return p.file
 }
 
 // withTargets adds to dirs those of a symlink's targets, one for each link on
@@ -168,105 +208,140 @@ func withTargets(dirs []string, path string) []string {
 	return dirs
 }
 
-// confNames lists the paths in dir with one of the extensions, in lexical
-// order. Directories are passed over, as libcni does, unless they are asked for.
-func confNames(dir string, dirs bool, extensions ...string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	var paths []string
+// confEntries returns those with one of the extensions, in lexical order as
+// they are given. Directories are passed over, as libcni does, unless they are
+// asked for.
+func confEntries(entries []fs.DirEntry, dirs bool, extensions ...string) []fs.DirEntry {
+	var matching []fs.DirEntry
 	for _, e := range entries {
 		if (dirs || !e.IsDir()) && slices.Contains(extensions, filepath.Ext(e.Name())) {
-			paths = append(paths, filepath.Join(dir, e.Name()))
+			matching = append(matching, e)
 		}
 	}
-	slices.Sort(paths)
-	return paths, nil
+	return matching
 }
 
-// parse returns the parsed form of one file, from memory if it has not changed.
-func (s *scanner) parse(path string, seen map[string]bool, result *dirScan) *confFile {
+// parse returns the parsed form of one file, from memory if neither it nor a
+// drop-in has changed: the lists of a generation are shared, and comparing
+// pointers is cheap.
+func (s *scanner) parse(path string, entries []fs.DirEntry, result *dirScan) *confFile {
 	c := s.read(path)
-	b := s.bases[path]
-	if b.content != c {
-		b = base{content: c, err: c.err}
-		if b.err == nil {
-			b.list, b.err = parseList(path, c.bytes)
+	p := s.parsed[path]
+	changed := p == nil || p.content != c
+	if p == nil || !c.same(p.content) {
+		p = &parsedFile{err: c.err}
+		if p.err == nil {
+			p.list, p.err = parseList(path, c.bytes)
 		}
-		s.bases[path] = b
+		s.parsed[path] = p
 	}
-	f := &confFile{path: path, sum: c.sum, err: b.err}
-	if f.err == nil {
-		list := *b.list // drop-ins are appended to a copy
-		list.Plugins = slices.Clone(list.Plugins)
-		f.list = &list
+	p.content, p.scan = c, s.count
+	var drops []*content
+	var dropErr error
+	if p.err == nil && filepath.Ext(path) == ".conflist" && !p.list.LoadOnlyInlinedPlugins {
+		// The listing may be older than what was just read.
+		if dir := filepath.Dir(path); changed || has(entries, p.list.Name) {
+			drops, dropErr = s.dropIns(filepath.Join(dir, p.list.Name), result)
+		}
 	}
-	if f.err == nil && filepath.Ext(path) == ".conflist" && !f.list.LoadOnlyInlinedPlugins {
-		s.addDropIns(f, seen, result)
+	f := p.file
+	if f == nil || errorText(dropErr) != errorText(p.dropErr) || !slices.EqualFunc(drops, p.drops, (*content).same) {
+		f = p.with(path, drops, dropErr)
 	}
-	if f.err == nil && len(f.list.Plugins) == 0 {
+	p.drops, p.dropErr = drops, dropErr
+	if old := p.file; old == nil || old.identity() != f.identity() || errorText(old.err) != errorText(f.err) {
+		p.file = f
+	}
+	return p.file
+}
+
+// has tells whether the entries, which are sorted, have that name.
+func has(entries []fs.DirEntry, name string) bool {
+	_, found := slices.BinarySearchFunc(entries, name, func(e fs.DirEntry, name string) int { return strings.Compare(e.Name(), name) })
+	return found
+}
+
+// with makes the file with those drop-ins, which are appended to its plugins.
+func (p *parsedFile) with(path string, drops []*content, dropErr error) *confFile {
+	f := &confFile{path: path, sum: p.content.sum, err: p.err}
+	if f.err != nil {
+		return f
+	}
+	list := *p.list
+	list.Plugins = slices.Clone(list.Plugins)
+	f.err = dropErr
+	for _, c := range drops {
+		f.dropIns = append(f.dropIns, dropIn{Path: c.path, SHA256: c.sum})
+		if f.err != nil {
+			continue
+		}
+		if c.err != nil {
+			// Not wrapped: only a list whose own file does not exist counts as
+			// removed.
+			f.err = fmt.Errorf("drop-in %s %v", c.path, c.err)
+		} else if conf, err := libcni.NetworkPluginConfFromBytes(c.bytes); err != nil {
+			f.err = fmt.Errorf("drop-in %s: %w", c.path, err)
+		} else {
+			list.Plugins = append(list.Plugins, conf)
+		}
+	}
+	if f.err == nil && len(list.Plugins) == 0 {
 		f.err = errors.New("has no plugins")
 	}
-	if f.err != nil {
-		f.list = nil
+	if f.err == nil {
+		f.list = &list
 	}
-	// Keep the object of an unchanged file: the lists of a generation are
-	// shared, and comparing pointers is cheap.
-	if old := s.parsed[path]; old != nil && old.identity() == f.identity() && errorText(old.err) == errorText(f.err) {
-		return old
-	}
-	s.parsed[path] = f
 	return f
 }
 
-// addDropIns appends the plugins of <dir>/<name>/*.conf, as libcni does for a
-// conflist that does not set loadOnlyInlinedPlugins.
-func (s *scanner) addDropIns(f *confFile, seen map[string]bool, result *dirScan) {
-	dir := filepath.Join(filepath.Dir(f.path), f.list.Name)
-	result.watch = append(result.watch, dir)
-	paths, err := confNames(dir, false, ".conf")
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			f.err = fmt.Errorf("drop-in dir cannot be read: %w", err)
+// dropIns reads <dir>/<name>/*.conf, whose plugins libcni appends to a conflist
+// that does not set loadOnlyInlinedPlugins.
+func (s *scanner) dropIns(dir string, result *dirScan) ([]*content, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		// That it comes is seen in the configuration directory, unless it is a
+		// link whose target comes.
+		if _, lerr := os.Lstat(dir); lerr == nil {
+			result.watch = withTargets(append(result.watch, dir), dir)
 		}
-		return
+		return nil, nil
 	}
-	for _, path := range paths {
-		seen[path] = true
+	result.watch = append(result.watch, dir)
+	if err != nil {
+		return nil, fmt.Errorf("drop-in dir cannot be read: %w", err)
+	}
+	var drops []*content
+	for _, e := range confEntries(entries, false, ".conf") {
+		path := filepath.Join(dir, e.Name())
+		if e.Type()&fs.ModeSymlink != 0 {
+			result.watch = withTargets(result.watch, path)
+		}
 		c := s.read(path)
 		if errors.Is(c.err, fs.ErrNotExist) {
 			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 				continue // removed since it was listed
 			}
 		}
-		f.dropIns = append(f.dropIns, dropIn{Path: path, SHA256: c.sum})
-		if c.err != nil {
-			// Not wrapped: only a list whose own file does not exist counts as
-			// removed.
-			f.err = fmt.Errorf("drop-in %s %v", path, c.err)
-			return
-		}
-		p, err := libcni.NetworkPluginConfFromBytes(c.bytes)
-		if err != nil {
-			f.err = fmt.Errorf("drop-in %s: %w", path, err)
-			return
-		}
-		f.list.Plugins = append(f.list.Plugins, p)
+		drops = append(drops, c)
 	}
+	return drops, nil
 }
 
 // read returns what path holds, from memory if that is sure to be the same.
 func (s *scanner) read(path string) *content {
-	info, err := os.Stat(path)
-	if err == nil {
-		if c := s.contents[path]; c != nil && c.err == nil && c.fresh(newFileID(info)) {
-			return c
+	h := s.contents[path]
+	if h == nil {
+		h = new(lastRead)
+		s.contents[path] = h
+	}
+	h.scan = s.count
+	if h.content != nil && h.known {
+		if info, err := os.Stat(path); err == nil && h.fresh(newFileID(info)) {
+			return h.content
 		}
 	}
-	c := readContent(path, s.now())
-	s.contents[path] = c
-	return c
+	h.content = readContent(path, s.now())
+	return h.content
 }
 
 // readContent reads a configuration file.
@@ -275,7 +350,7 @@ func readContent(path string, now time.Time) *content { return readBounded(path,
 // readBounded reads a file. It cannot block on a FIFO or a device, and reads no
 // more than limit. The error completes a sentence that starts with the path.
 func readBounded(path string, now time.Time, limit int64) *content {
-	c := &content{readAt: now}
+	c := &content{path: path, readAt: now}
 	fail := func(err error) *content {
 		c.err = err
 		return c
@@ -305,6 +380,7 @@ func readBounded(path string, now time.Time, limit int64) *content {
 	}
 	c.id = newFileID(info)
 	if info.Size() > limit {
+		c.known = true
 		return fail(fmt.Errorf("is too big: %d bytes, the limit is %d", info.Size(), limit))
 	}
 	b, err := io.ReadAll(io.LimitReader(file, limit+1))
@@ -312,7 +388,7 @@ func readBounded(path string, now time.Time, limit int64) *content {
 		return fail(fmt.Errorf("cannot be read: %w", err))
 	}
 	sum := sha256.Sum256(b)
-	c.sum = hex.EncodeToString(sum[:])
+	c.sum, c.known = hex.EncodeToString(sum[:]), true
 	switch {
 	case int64(len(b)) > limit:
 		return fail(fmt.Errorf("is too big: the limit is %d bytes", limit))

@@ -468,8 +468,8 @@ func TestUnchangedFilesAreNotParsedAgain(t *testing.T) {
 	if len(three.files) != 1 || three.files[0] == one.files[0] || len(three.files[0].dropIns) != 0 {
 		t.Errorf("%+v", three.files)
 	}
-	if len(s.contents) != 1 || len(s.bases) != 1 || len(s.parsed) != 1 {
-		t.Errorf("what is gone is remembered: %d, %d, %d", len(s.contents), len(s.bases), len(s.parsed))
+	if len(s.contents) != 1 || len(s.parsed) != 1 {
+		t.Errorf("what is gone is remembered: %d, %d", len(s.contents), len(s.parsed))
 	}
 	if len(one.files[0].list.Plugins) != 2 {
 		t.Error("an older scan was changed")

@@ -110,6 +110,8 @@ func (e *boundedExec) ExecPlugin(ctx context.Context, path string, stdin []byte,
 		select {
 		case <-time.After(busyRetry):
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			return nil, err
 		}
 	}

@@ -129,7 +129,7 @@ func TestExecDeliversInputAndEnvironment(t *testing.T) {
 
 func TestExecKillsTheWholeGroup(t *testing.T) {
 	d := newNode(t)
-	setBound(t, "DEL", 300*time.Millisecond)
+	setBound(t, "DEL", 2*time.Second)
 	pids := filepath.Join(d.log, "grandchild")
 	path := d.executable("plugin", fmt.Sprintf(`(sleep 300 & echo $! >'%s'; wait) & echo partial >&2; wait`, pids))
 	start := time.Now()
@@ -137,12 +137,12 @@ func TestExecKillsTheWholeGroup(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is not a deadline error", err)
 	}
-	for _, w := range []string{path, "was killed", "DEL did not finish within 300ms", TimeoutDel, "partial"} {
+	for _, w := range []string{path, "was killed", "DEL did not finish within 2s", TimeoutDel, "partial"} {
 		if err == nil || !strings.Contains(err.Error(), w) {
 			t.Errorf("error %q does not say %q", err, w)
 		}
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("took %s", took)
 	}
 	pid := readPid(t, pids)
@@ -262,7 +262,7 @@ func TestExecTextBusy(t *testing.T) {
 	g, err := os.OpenFile(path, os.O_WRONLY, 0)
 	d.must(err)
 	defer g.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_, err = (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
 	if err == nil || !strings.Contains(err.Error(), "text file busy") || !strings.Contains(err.Error(), path) {
@@ -393,8 +393,8 @@ func TestPluginsOf(t *testing.T) {
 
 func TestExecEndedWellBeforeItsBound(t *testing.T) {
 	d := newNode(t)
-	path := d.executable("p", `(sleep 5) & echo '{}'; sleep 0.1`)
-	setBound(t, "ADD", 400*time.Millisecond)
+	path := d.executable("p", `(sleep 20) & echo '{}'; sleep 0.1`)
+	setBound(t, "ADD", 3*time.Second)
 	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 	if err != nil || string(out) != "{}\n" {
 		t.Errorf("got %q, %v: the plugin ended before its bound, only its child holds the output", out, err)

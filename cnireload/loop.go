@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,10 @@ type loop struct {
 	watching bool
 	watch    WatchState
 	named    []string // directories that the content last read names
+	// enough is the path of the last file in use if no further one would be
+	// used, and allAt when files behind it were last looked at.
+	enough string
+	allAt  time.Time
 
 	waiters []chan<- error
 	refused []refusal // to be told after the next look
@@ -99,21 +104,23 @@ func (l *loop) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		told := false // that something may have changed
 		select {
 		case <-ctx.Done():
 			return
 		case req := <-l.n.requests:
 			l.accept(req)
+			told = true
 		case store := <-l.prober.results:
 			store()
 		case <-l.watcher.dirty:
+			told = true
 		case <-timer.C:
 			if !l.watching {
 				continue // what is to be looked at will be asked for
 			}
 		}
-		l.takeMore()
-		l.look(ctx)
+		l.look(ctx, l.takeMore() || told)
 		// Whoever is told of a failure finds it in the snapshot.
 		for _, r := range l.refused {
 			r.reply <- r.err
@@ -126,17 +133,19 @@ func (l *loop) run() {
 }
 
 // takeMore takes in what else has come up by now, so that a storm of events
-// costs one look.
-func (l *loop) takeMore() {
+// costs one look. It returns whether anything told of a change.
+func (l *loop) takeMore() (told bool) {
 	for {
 		select {
 		case req := <-l.n.requests:
 			l.accept(req)
+			told = true
 		case store := <-l.prober.results:
 			store()
 		case <-l.watcher.dirty:
+			told = true
 		default:
-			return
+			return told
 		}
 	}
 }
@@ -161,6 +170,7 @@ func (l *loop) accept(req request) {
 // there, if any.
 func (l *loop) foreign() string {
 	nets, _, _ := l.choose(l.scanner.scan(), time.Now())
+	l.enough = ""
 	for _, n := range nets {
 		if n.file != nil && n.file.path != l.renderer.target {
 			return n.describe()
@@ -170,7 +180,8 @@ func (l *loop) foreign() string {
 }
 
 // look compares the disk with what is in use and publishes what has changed.
-func (l *loop) look(ctx context.Context) {
+// told is whether something told of a change, or it is only time.
+func (l *loop) look(ctx context.Context, told bool) {
 	now := time.Now()
 	l.next = now.Add(l.n.pace.poll)
 	if l.renderer != nil && l.renderer.changed() {
@@ -180,8 +191,23 @@ func (l *loop) look(ctx context.Context) {
 			l.logger(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
 		}
 	}
+	// While the watch works and is silent, files that would not be used whatever
+	// they hold are looked at now and then only: what could be outdated of them
+	// is the reason why they are not in use.
+	if spare := l.enough; !told && l.watch.Mode == WatchInotify && now.Before(l.allAt.Add(spareFor*l.n.pace.poll)) {
+		l.scanner.spareAfter = spare
+	}
 	scan := l.scan()
 	nets, skipped, loadErr := l.choose(scan, now)
+	if spare := l.scanner.spareAfter; spare != "" && l.enough != spare {
+		l.scanner.spareAfter = ""
+		scan = l.scan()
+		nets, skipped, loadErr = l.choose(scan, now)
+	}
+	if l.scanner.spareAfter == "" {
+		l.allAt = now
+	}
+	l.scanner.spareAfter = ""
 	s := &Snapshot{
 		LoadError: loadErr,
 		ConfDir:   l.n.config.confDir,
@@ -229,17 +255,23 @@ func (l *loop) scan() dirScan {
 	if !l.watching {
 		return l.scanner.scan()
 	}
-	_, err := l.watcher.arm(l.wishes())
+	added, err := l.watcher.arm(l.wishes())
+	if added || err != nil {
+		l.scanner.spareAfter = ""
+	}
 	scan := l.scanner.scan()
 	// The content names more directories. What was read from one before it was
 	// watched may be old: read again. Content that keeps naming new ones is
 	// left to the poll.
 	for range 3 {
+		if slices.Equal(l.named, scan.watch) {
+			break // what it names was watched before it was read
+		}
 		l.named = scan.watch
-		var added bool
 		if added, err = l.watcher.arm(l.wishes()); !added {
 			break
 		}
+		l.scanner.spareAfter = ""
 		scan = l.scanner.scan()
 	}
 	l.watch = WatchState{Mode: WatchInotify}
@@ -290,10 +322,12 @@ var loopbackList = func() *libcni.NetworkConfigList {
 // first ones that are good, up to the maximum. err says why there are too few.
 func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []SkippedFile, err error) {
 	c := &l.n.config
+	l.enough = ""
 	if l.recipe.loopback {
 		nets = append(nets, &network{attachment: attachment{list: loopbackList, ifName: "lo"}})
 	}
 	lists := len(nets)
+	notNeeded := "" // the same for every file behind the last one in use
 	limit := c.max()
 	if l.recipe.all {
 		limit = 0
@@ -325,7 +359,11 @@ func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []S
 				skipped = append(skipped, SkippedFile{File: f.path, Reason: fmt.Sprintf("is network %q; network_name asks for %q", use.list.Name, c.networkName)})
 				continue
 			case limit > 0 && i >= limit:
-				skipped = append(skipped, SkippedFile{File: f.path, Reason: fmt.Sprintf("is not needed: max_conf_num = %d and %s sorts before it", limit, nets[len(nets)-1].file.path)})
+				if notNeeded == "" {
+					notNeeded = fmt.Sprintf("is not needed: max_conf_num = %d and %s sorts before it", limit, nets[len(nets)-1].file.path)
+				}
+				l.enough = nets[len(nets)-1].file.path
+				skipped = append(skipped, SkippedFile{File: f.path, Reason: notNeeded})
 				continue
 			}
 			ifName := fmt.Sprintf("%s%d", c.prefix, i)
@@ -548,7 +586,7 @@ func (s *Snapshot) digest() string {
 		fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%v\x00%v\x00%v\x01", n.Name, n.File, n.SHA256, n.DropIns, n.StaleError, n.Plugins)
 	}
 	for _, f := range s.Skipped {
-		fmt.Fprintf(&b, "%s\x00%s\x01", f.File, f.Reason)
+		b.WriteString(f.File + "\x00" + f.Reason + "\x01")
 	}
 	if s.Template != nil {
 		fmt.Fprintf(&b, "%v", *s.Template)
@@ -634,6 +672,9 @@ func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
 	}
 	l.logged.stale = stale
 }
+
+// spareFor is for how many polls files that cannot come into use are spared.
+const spareFor = 12
 
 // staleSilence is how long a file in use may be bad before that is logged.
 const staleSilence = time.Second

@@ -637,7 +637,7 @@ func TestDamagedRecord(t *testing.T) {
 			d.must(n.Close())
 			damage(d)
 			n = d.restarted()
-			d.must(n.Status())
+			becomesReady(t, n)
 			if st := n.Snapshot().Template; (st.Err == nil) != (name == "other") || len(st.CIDRs) != 0 {
 				t.Errorf("%+v", st)
 			}

@@ -123,10 +123,9 @@ type directory struct {
 func gather(wishes []wish) []directory {
 	var dirs []directory
 	for _, wi := range wishes {
-		path, name := existing(wi)
-		info, err := os.Stat(path)
-		if err != nil {
-			continue // gone since; its parent is looked at next time
+		path, name, info := existing(wi)
+		if info == nil {
+			continue // not to be looked into
 		}
 		i := slices.IndexFunc(dirs, func(d directory) bool { return os.SameFile(d.info, info) })
 		if i < 0 {
@@ -218,11 +217,12 @@ func (w *watcher) close() {
 
 // existing turns a wish for a directory that does not exist into one for the
 // name that is missing in its nearest existing parent.
-func existing(wi wish) (dir, name string) {
+func existing(wi wish) (dir, name string, info os.FileInfo) {
 	dir, name = cleanPath(wi.dir), wi.name
 	for {
-		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
-			return dir, name
+		info, err := os.Stat(dir)
+		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
+			return dir, name, info
 		}
 		dir, name = filepath.Dir(dir), filepath.Base(dir)
 	}

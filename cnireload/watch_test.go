@@ -601,14 +601,14 @@ func TestExistingParent(t *testing.T) {
 		// ".." behind a symlink is the target's parent.
 		{wish{dir: root + "/link/.."}, filepath.Join(root, "a"), ""},
 	} {
-		dir, name := existing(tt.in)
+		dir, name, _ := existing(tt.in)
 		if dir != tt.dir || name != tt.name {
 			t.Errorf("%+v: %s, %q, want %s, %q", tt.in, dir, name, tt.dir, tt.name)
 		}
 	}
 	// Relative paths and the root come to an end.
 	for _, dir := range []string{"no-such-dir/x", "/", "/no-such-dir-at-all/x"} {
-		if got, _ := existing(wish{dir: dir}); strings.Contains(got, "no-such") {
+		if got, _, _ := existing(wish{dir: dir}); strings.Contains(got, "no-such") {
 			t.Errorf("%s: %s", dir, got)
 		}
 	}

@@ -128,10 +128,12 @@ var (
 // The words of each cause, as people see and search for them. docs/readiness.md
 // says what to do about each.
 func TestMessages(t *testing.T) {
-	for verb, d := range map[string]time.Duration{cnireload.TimeoutStatus: 200 * time.Millisecond, cnireload.TimeoutVersion: 200 * time.Millisecond} {
-		old := timeout.Get(verb)
-		timeout.Set(verb, d)
-		defer timeout.Set(verb, old)
+	// A plugin that answers has all the time it needs on a busy machine; one
+	// that hangs has little.
+	bound := func(key string, d time.Duration) (undo func()) {
+		old := timeout.Get(key)
+		timeout.Set(key, d)
+		return func() { timeout.Set(key, old) }
 	}
 	hostile := strings.Repeat("long ", 1000)
 	for _, tt := range []struct {
@@ -263,6 +265,13 @@ echo '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}'`, 0o755)
 			want: `DIR/flag (ready_files) does not exist, since TIME`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			for verb, key := range map[string]string{"STATUS": cnireload.TimeoutStatus, "VERSION": cnireload.TimeoutVersion} {
+				d := 30 * time.Second
+				if tt.name == verb+" hangs" {
+					d = 200 * time.Millisecond
+				}
+				defer bound(key, d)()
+			}
 			p := newPlace(t)
 			var opts []cnireload.Opt
 			if tt.opts != nil {
@@ -303,10 +312,16 @@ func TestWaitingMessage(t *testing.T) {
 	p.list("1.0.0", "x")
 	n := p.network()
 	n.Start()
+	// A busy machine may not have answered for x by now.
+	for end := time.Now().Add(time.Minute); n.Status() != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(n.Status())
+		}
+	}
 	p.put("net.d/20-b.conflist", conflist("1.0.0", "y"), 0o644)
 	p.must(os.Remove(filepath.Join(p.conf, "10-a.conflist")))
 	want := prefix + `: network "a" in ` + p.conf + `/20-b.conflist: waiting for plugin "y" (` + p.bin + `/y) to answer`
-	for end := time.Now().Add(4 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		v := Of(map[string]*cnireload.Network{"default": n}, "default")
 		checkConsistent(t, v, "default")
 		got := v.Condition().Message

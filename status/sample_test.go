@@ -194,7 +194,13 @@ func TestSamples(t *testing.T) {
 	}
 	n.Start()
 	handler.Start()
-	for end := time.Now().Add(*sampleTime); time.Now().Before(end) && !t.Failed(); {
+	// Longer where the machine is so busy that little has happened by then.
+	states := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(seen)
+	}
+	for end := time.Now().Add(*sampleTime); (time.Now().Before(end) || states() < 10 && time.Since(end) < time.Minute) && !t.Failed(); {
 		changes[random.IntN(len(changes))]()
 		if random.IntN(3) == 0 {
 			time.Sleep(time.Duration(random.IntN(30)) * time.Millisecond)

@@ -3,7 +3,8 @@
 
 // Command bench compares the patched containerd with the stock one, both
 // running at the same time and measured in turns: how soon a new network is
-// ready, how long Status takes, what sandboxes cost.
+// ready, how long Status takes, what sandboxes cost, what being idle costs, and how
+// soon a change is in use by the way in which it arrives.
 package main
 
 import (
@@ -30,7 +31,10 @@ type options struct {
 	pods    int
 	blocks  int
 	rounds  int
-	only    string
+
+	arrivals int
+	idle     time.Duration
+	only     string
 }
 
 func main() {
@@ -40,7 +44,9 @@ func main() {
 	flag.IntVar(&o.pods, "pods", 200, "sandboxes, each side")
 	flag.IntVar(&o.blocks, "blocks", 40, "blocks the sandboxes are run in, the sides taking turns")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of many pods that wait, or fail, each side")
-	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods, wait")
+	flag.IntVar(&o.arrivals, "arrivals", 30, "times that a change arrives in each way")
+	flag.DurationVar(&o.idle, "idle", time.Minute, "how long the daemons have nothing to do")
+	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods, wait, idle, arrival")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -54,8 +60,8 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	if o.renames < 1 || o.status < 100 || o.blocks < 1 || o.pods < o.blocks || o.rounds < 1 {
-		return errors.New("want at least 1 rename, 100 Status calls, 1 round and one pod in each of at least 1 block")
+	if o.renames < 1 || o.status < 100 || o.blocks < 1 || o.pods < o.blocks || o.rounds < 1 || o.arrivals < 1 || o.idle <= 0 {
+		return errors.New("want at least 1 rename, 100 Status calls, 1 round, 1 arrival, some idle time and one pod in each of at least 1 block")
 	}
 	if err := harness.Preflight("make bench", harness.Stock, harness.Patched); err != nil {
 		return err
@@ -66,7 +72,7 @@ func run(ctx context.Context, o options) (err error) {
 	parts := []struct {
 		name string
 		run  func(context.Context, options) error
-	}{{"rename", renames}, {"status", statuses}, {"pods", sandboxes}, {"wait", waits}}
+	}{{"rename", renames}, {"status", statuses}, {"pods", sandboxes}, {"wait", waits}, {"idle", idle}, {"arrival", arrivals}}
 	ran := false
 	for _, p := range parts {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), p.name) {
@@ -78,7 +84,7 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	if !ran {
-		return fmt.Errorf("nothing to do for -only %q: want rename, status, pods or wait", o.only)
+		return fmt.Errorf("nothing to do for -only %q: want rename, status, pods, wait, idle or arrival", o.only)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -330,7 +331,7 @@ func (a *arrival) nudge() {
 func (a *arrival) settled(mark string) {
 	a.t.Helper()
 	a.nudge()
-	a.must(harness.Poll(a.t.Context(), 2*soon, func() error {
+	a.must(harness.Poll(a.t.Context(), soon, func() error {
 		if s := a.look(); !strings.Contains(s.config, mark) {
 			return fmt.Errorf("want %q in use, got %s", mark, s.config)
 		}
@@ -340,7 +341,7 @@ func (a *arrival) settled(mark string) {
 
 func (a *arrival) gone(mark string) {
 	a.t.Helper()
-	a.must(harness.Poll(a.t.Context(), 2*soon, func() error {
+	a.must(harness.Poll(a.t.Context(), soon, func() error {
 		if s := a.look(); strings.Contains(s.config, mark) {
 			return fmt.Errorf("%q is still in use: %s", mark, s.config)
 		}
@@ -450,11 +451,13 @@ func (n *node) logLines(text string) int {
 }
 
 // TestArrival lets changes arrive in every way there is, on both sides, and
-// prints how long each takes to be in use.
+// prints how long each takes to be in use. CNIRELOAD_ROUNDS is how often.
 func TestArrival(t *testing.T) {
 	rounds := 3
-	if os.Getenv("CNIRELOAD_LONG") != "" {
-		rounds = 50
+	if v := os.Getenv("CNIRELOAD_ROUNDS"); v != "" {
+		var err error
+		rounds, err = strconv.Atoi(v)
+		assert.NilError(t, err)
 	}
 	cells := map[string]map[harness.Side]string{}
 	for _, w := range ways() {
@@ -493,31 +496,36 @@ func TestArrival(t *testing.T) {
 					if side == harness.Stock && w.stock == never {
 						a := run()
 						took, noticed := a.once(w, quiet*2/3)
-						cells[w.name][side] = "never"
+						cells[w.name][side] = "NO"
 						if noticed {
-							cells[w.name][side] = "after " + short(took)
+							cells[w.name][side] = "yes, after " + short(took)
 							t.Errorf("stock noticed after %v", took)
 						}
 						a.reset()
 						return
 					}
-					within, times := max(w.within, atOnce), rounds
+					// One round can be slow because the machine is busy; when most
+					// are, nothing tells the daemon but its poll.
+					within, usually, times := max(w.within, soon), 3*time.Second, rounds
 					if w.within > 0 {
-						times = (rounds + 9) / 10
+						usually = w.within
 					}
 					var all []time.Duration
 					for range times {
 						a := run()
 						took, noticed := a.once(w, within)
 						if !noticed {
-							cells[w.name][side] = "NOT within " + short(within)
+							cells[w.name][side] = "NO, not within " + short(within)
 							t.Fatalf("not in use within %v", within)
 						}
 						all = append(all, took)
 						a.reset()
 					}
 					slices.Sort(all)
-					cells[w.name][side] = fmt.Sprintf("median %s, p99 %s", tenth(all[len(all)/2]), tenth(all[(len(all)*99+99)/100-1]))
+					if usual := all[len(all)/2]; usual > usually {
+						t.Errorf("usually in use after %v, want %v", usual, usually)
+					}
+					cells[w.name][side] = fmt.Sprintf("yes, median %s, p99 %s of %d", tenth(all[len(all)/2]), tenth(all[(len(all)*99+99)/100-1]), len(all))
 				})
 			}
 			assert.Assert(t, n.Alive())
@@ -525,7 +533,7 @@ func TestArrival(t *testing.T) {
 	}
 	var table bytes.Buffer
 	tw := tabwriter.NewWriter(&table, 0, 0, 1, ' ', 0)
-	fmt.Fprintf(tw, "way\t| stock\t| patched (%d rounds)\t\n", rounds)
+	fmt.Fprintln(tw, "way\t| stock\t| patched\t")
 	for _, w := range ways() {
 		fmt.Fprintf(tw, "%s\t| %s\t| %s\t\n", w.name, cells[w.name][harness.Stock], cells[w.name][harness.Patched])
 	}

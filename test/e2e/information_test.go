@@ -170,11 +170,11 @@ func TestI2(t *testing.T) {
 			for _, s := range steps {
 				assert.NilError(t, s.do(), s.name)
 				if s.ready {
-					n.waitReady(true, 10*soon/3)
+					n.waitReady(true, soon)
 					n.stays(true, quiet/5)
 					n.agree()
 				} else {
-					n.notReady(10*soon/3, s.cause)
+					n.notReady(soon, s.cause)
 				}
 			}
 			seen = append(seen, fmt.Sprintf("condition, lastCNILoadStatus and report agree in %d states", len(steps)+4))

@@ -110,7 +110,7 @@ func TestR4Neighbours(t *testing.T) {
 
 			// It is asked again without any change on disk.
 			assert.NilError(t, n.Fake.Set("fakenet", fake.State{}))
-			n.waitReady(true, 9*time.Second)
+			n.waitReady(true, 2*soon)
 			n.agree()
 		})
 	}
@@ -315,9 +315,9 @@ func TestR7(t *testing.T) {
 		// Longer than anybody waits, when it is asked for its versions.
 		release = hold()
 		n.restart()
-		message := n.notReady(10*time.Second, `"fakenet"`, "mis-answers VERSION", "is being written")
+		message := n.notReady(2*soon, `"fakenet"`, "mis-answers VERSION", "is being written")
 		release()
-		n.waitReady(true, 7*time.Second)
+		n.waitReady(true, 2*soon)
 		return fmt.Sprintf("false (%s), true %s after the writer is done; a pod in between runs; one that cannot fails with %q; after 5s: %s",
 			n.cause(waiting.Message), short(took), "text file busy", n.cause(message))
 	})

@@ -45,7 +45,7 @@ func TestR1(t *testing.T) {
 
 		// The binary arrives: no write in the conf dir is needed.
 		assert.NilError(t, n.InstallFake("portmap"))
-		_, arrived := n.waitReady(true, 5*time.Second)
+		_, arrived := n.waitReady(true, soon)
 		n.agree()
 		n.pod("a")
 
@@ -79,7 +79,7 @@ func TestR1Neighbours(t *testing.T) {
 		n.start()
 		n.notReady(soon, `"fakeipam"`, n.BinDirs[0])
 		assert.NilError(t, n.InstallFake("fakeipam"))
-		n.waitReady(true, 5*time.Second)
+		n.waitReady(true, soon)
 	})
 	t.Run("second bin dir", func(t *testing.T) {
 		n := prepare(t, harness.Options{Side: harness.Patched, NoImage: true})
@@ -94,7 +94,7 @@ func TestR1Neighbours(t *testing.T) {
 		assert.NilError(t, err)
 		assert.NilError(t, os.MkdirAll(second, 0o755))
 		assert.NilError(t, harness.Install(src, filepath.Join(second, "portmap")))
-		n.waitReady(true, 6*time.Second)
+		n.waitReady(true, soon)
 	})
 }
 
@@ -184,7 +184,7 @@ func TestR3(t *testing.T) {
 			observed = n.notReady(soon, `"loopback"`, n.BinDirs[0], "use_internal_loopback")
 			n.refused(harness.Pod{Name: "a"})
 			assert.NilError(t, n.InstallFake("loopback"))
-			n.waitReady(true, 5*time.Second)
+			n.waitReady(true, soon)
 			assert.NilError(t, os.Remove(loopback))
 			n.notReady(10*time.Second, `"loopback"`)
 		}

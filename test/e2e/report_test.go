@@ -134,7 +134,8 @@ func TestI4(t *testing.T) {
 		good := harness.CalicoList(nodename)
 		n.write(n.conf("20-other.conflist"), c10("c10"))
 		n.metrics(map[string]float64{`skipped_files{handler="default"}`: 1, `reloads_total{handler="default",result="success"}`: 1})
-		assert.NilError(t, os.WriteFile(n.conf("10-calico.conflist"), []byte(good[:30]), 0o644))
+		// In one step: what is written in place is empty first, another failure.
+		n.write(n.conf("10-calico.conflist"), good[:30])
 		n.metrics(map[string]float64{`ready{handler="default"}`: 1, `stale{handler="default"}`: 1, `reloads_total{handler="default",result="failure"}`: 1})
 		assert.NilError(t, os.WriteFile(n.conf("10-calico.conflist"), []byte(good), 0o644))
 		n.metrics(map[string]float64{`stale{handler="default"}`: 0})

@@ -109,7 +109,7 @@ func TestS3(t *testing.T) {
 				if side == harness.Stock {
 					select {
 					case <-n.Ended():
-					case <-time.After(5 * time.Second):
+					case <-time.After(soon):
 						t.Fatal("stock containerd still runs")
 					}
 					assert.Assert(t, cmp.Contains(n.LogTail(10), "cni conf dir is removed"))
@@ -134,14 +134,14 @@ func TestS3(t *testing.T) {
 				// Made again, first empty.
 				assert.NilError(t, os.MkdirAll(dir, 0o755))
 				if !v.handler {
-					n.notReady(6*time.Second, "no network config found in "+dir)
+					n.notReady(polled, "no network config found in "+dir)
 				}
 				n.write(filepath.Join(dir, "10-new.conflist"), c10("new"))
 				if v.handler {
-					assert.NilError(t, harness.Poll(t.Context(), 6*time.Second, func() error { return n.handlerSays("other", "") }))
+					assert.NilError(t, harness.Poll(t.Context(), polled, func() error { return n.handlerSays("other", "") }))
 					n.podOf("after", "other")
 				} else {
-					_, back := n.waitReady(true, 6*time.Second)
+					_, back := n.waitReady(true, polled)
 					observed += "; ready " + short(back) + " after it is back"
 					n.pod("after")
 				}
@@ -151,7 +151,7 @@ func TestS3(t *testing.T) {
 				assert.NilError(t, os.MkdirAll(dir, 0o755))
 				n.write(filepath.Join(dir, "10-again.conflist"), c10("again"))
 				if !v.handler {
-					n.using("again", 6*time.Second)
+					n.using("again", polled)
 				}
 				assert.Assert(t, n.Alive())
 			})

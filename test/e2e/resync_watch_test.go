@@ -20,8 +20,9 @@ import (
 	"github.com/cnireload/cnireload/test/harness"
 )
 
-// polled is how long a change that only the slow poll finds may take.
-const polled = 10 * time.Second
+// polled is how long a change that only the slow poll finds may take, on a
+// machine that is busy with other things.
+const polled = 3 * soon / 2
 
 // uses tells, on either side, whether a list of that name is in use. On the
 // patched side the condition must have been true, too.
@@ -304,7 +305,7 @@ func TestS13(t *testing.T) {
 		begin := time.Now()
 		assert.NilError(t, n.Stop())
 		took := time.Since(begin)
-		assert.Assert(t, took < 5*time.Second, "it took %v to end", took)
+		assert.Assert(t, took < soon, "it took %v to end", took)
 		log, err := os.ReadFile(n.LogPath())
 		assert.NilError(t, err)
 		var about []string
@@ -356,7 +357,7 @@ func TestS14(t *testing.T) {
 		n.notReady(soon, "portmap")
 		n.stays(false, quiet/2)
 		assert.NilError(t, n.InstallFake("portmap"))
-		_, took := n.waitReady(true, 5*time.Second)
+		_, took := n.waitReady(true, soon)
 		assert.NilError(t, n.add("p"))
 
 		// Into a bin dir that is made only now; the plugin is found by its folder,
@@ -368,7 +369,7 @@ func TestS14(t *testing.T) {
 		begin := time.Now()
 		assert.NilError(t, os.Mkdir(late, 0o755))
 		assert.NilError(t, harness.Install(src, filepath.Join(late, "later")))
-		n.waitReady(true, 5*time.Second)
+		n.waitReady(true, soon)
 		assert.NilError(t, n.add("q"))
 		return fmt.Sprintf("ready %s after the last binary; %s when its bin dir comes with it", short(took), short(time.Since(begin)))
 	})

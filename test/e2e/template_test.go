@@ -92,7 +92,7 @@ func TestT1(t *testing.T) {
 				if side == harness.Stock {
 					select {
 					case <-n.Ended():
-					case <-time.After(5 * time.Second):
+					case <-time.After(soon):
 						t.Fatal("stock containerd still runs")
 					}
 					log, readErr := os.ReadFile(n.LogPath())
