@@ -389,10 +389,11 @@ func (d *Daemon) Leaks() []string {
 }
 
 // Destroy ends everything of the daemon and removes its folders. What could
-// not be removed is in the error.
+// not be removed is in the error, and what the race detector has reported.
 func (d *Daemon) Destroy() error {
 	untrack(d)
-	return errors.Join(d.Stop(), Clean(d.Base))
+	stopped := d.Stop()
+	return errors.Join(stopped, d.Races(), Clean(d.Base))
 }
 
 // Clean ends whatever still belongs to a base folder and removes it. The
