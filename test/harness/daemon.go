@@ -239,7 +239,7 @@ func (d *Daemon) Start(ctx context.Context) error {
 }
 
 func (d *Daemon) waitAnswer(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Slow(30*time.Second))
 	defer cancel()
 	for {
 		_, err := d.Runtime.Version(ctx, &runtimeapi.VersionRequest{})

@@ -6,8 +6,19 @@ package harness
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
+	"time"
 )
+
+// Slow stretches a bound by CNIRELOAD_SLOW, which says how many times slower
+// than usual the daemon is: one with the race detector is.
+func Slow(d time.Duration) time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("CNIRELOAD_SLOW")); err == nil && n > 1 {
+		return d * time.Duration(n)
+	}
+	return d
+}
 
 // raceMarks start what a daemon built with -race writes when it finds something
 // wrong: the race detector, the lock detector that go-cni has in such a build,
