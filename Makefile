@@ -7,10 +7,11 @@ LINE ?= v2.4
 export KEEP STOP CASE SEED SIDE
 
 .DEFAULT_GOAL := help
-.PHONY: help build stock run test test-unit test-e2e cases node test-node timeline bench bench-storm soak verify refresh vendor package clean
+.PHONY: help build stock run test test-unit test-e2e test-node test-race test-upstream test-upstream-race test-cri test-arm64 \
+	cases node timeline bench bench-storm soak verify refresh vendor package clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 build: ## build the patched containerd of LINE into _output/LINE
 	@hack/build.sh $(LINE)
@@ -29,6 +30,21 @@ test-unit: ## the library's and hack's own tests, in seconds
 
 test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
 	@hack/test.sh e2e $(LINE)
+
+test-race: ## the cases and a short soak on a patched daemon built with the race detector; CASE=S3 for one
+	@hack/test.sh race $(LINE)
+
+test-upstream: ## upstream's own tests on stock and patched, compared
+	@hack/upstream-tests.sh $(LINE)
+
+test-upstream-race: ## the same with the race detector
+	@hack/upstream-tests.sh --race $(LINE)
+
+test-cri: ## upstream's CRI integration tests on stock and patched, compared
+	@hack/cri-integration.sh $(LINE)
+
+test-arm64: ## the library's unit tests for arm64 under qemu
+	@hack/arm64.sh
 
 cases: ## table of the cases: what stock does, what the patched daemon does
 	@hack/test.sh cases $(LINE)

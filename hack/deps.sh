@@ -2,8 +2,8 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/deps.sh: installs the Debian or Ubuntu packages that building and testing need and that are
-# missing. Does nothing when none is.
+# hack/deps.sh [PACKAGE...]: installs the Debian or Ubuntu packages that building and testing need, or
+# those named, as far as they are missing. Does nothing when none is.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -14,12 +14,14 @@ has() {
 	ca-certificates) [ -s /etc/ssl/certs/ca-certificates.crt ] || [ -s /etc/pki/tls/certs/ca-bundle.crt ] ;;
 	libc6-dev) [ -e /usr/include/stdlib.h ] ;;
 	iproute2) command -v ip >/dev/null ;;
+	qemu-user) command -v qemu-aarch64 >/dev/null ;;
 	*) command -v "$1" >/dev/null ;;
 	esac
 }
 
+[ $# -gt 0 ] || set -- git gcc libc6-dev make pkg-config libseccomp-dev iptables iproute2 shellcheck ca-certificates
 missing=()
-for p in git gcc libc6-dev make pkg-config libseccomp-dev iptables iproute2 shellcheck ca-certificates; do
+for p; do
 	PATH=$PATH:/usr/sbin:/sbin has "$p" || missing+=("$p")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0

@@ -2,8 +2,8 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/test.sh run|e2e|cases|soak|bench|bench-storm|node|test-node|timeline LINE [ARG...]: builds what is needed, then
-# hands over to test/.
+# hack/test.sh run|e2e|race|cases|soak|bench|bench-storm|node|test-node|timeline LINE [ARG...]: builds what is
+# needed, then hands over to test/.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
@@ -27,6 +27,14 @@ run)
 	exec "$out/hack/walkthrough"
 	;;
 e2e) exec go test -count=1 -v -timeout=60m ./e2e/... -run "${CASE:+^Test${CASE}(\$|[^0-9])}" ;;
+race)
+	# Every case, and a minute of random changes, against a patched daemon that reports races: a report
+	# fails the case. It is some times slower; so are the waits.
+	CNIRELOAD_PATCHED_BIN=$("$root/hack/build.sh" --race "$line")
+	export CNIRELOAD_PATCHED_BIN CNIRELOAD_SLOW=4 CNIRELOAD_SOAK=${CNIRELOAD_SOAK:-60s} CNIRELOAD_SEED=${SEED-}
+	export GORACE="history_size=3 ${GORACE-}"
+	exec go test -count=1 -v -timeout=120m ./e2e/... -run "${CASE:+^Test${CASE}(\$|[^0-9])}"
+	;;
 cases)
 	go build -o "$out/hack/cases" ./cmd/cases
 	exec "$out/hack/cases"
@@ -50,5 +58,5 @@ timeline)
 	CNIRELOAD_TIMELINE=$out/timeline go test -count=1 -v -timeout=30m ./node -run '^TestBootWindow$'
 	exec "$out/hack/timeline" -in "$out/timeline" -out "$root/docs/images"
 	;;
-*) die "\"$what\" is none of run, e2e, cases, soak, bench, bench-storm, node, test-node, timeline" ;;
+*) die "\"$what\" is none of run, e2e, race, cases, soak, bench, bench-storm, node, test-node, timeline" ;;
 esac

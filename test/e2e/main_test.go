@@ -43,15 +43,15 @@ func TestMain(m *testing.M) {
 }
 
 // Bounds used by many cases.
-const (
+var (
 	// soon is for what happens without anything to wait for, on a machine that
 	// is busy with other things.
-	soon = 15 * time.Second
+	soon = harness.Slow(15 * time.Second)
 	// atOnce is for a change that an event announces: well below the slow poll
 	// that would find it as well. How soon it really is, TestArrival measures.
-	atOnce = 4 * time.Second
+	atOnce = harness.Slow(4 * time.Second)
 	// quiet is how long a change that must not be noticed is given.
-	quiet = 1500 * time.Millisecond
+	quiet = harness.Slow(1500 * time.Millisecond)
 )
 
 // result is printed as one line, for cmd/cases to collect.

@@ -22,7 +22,7 @@ import (
 
 // polled is how long a change that only the slow poll finds may take, on a
 // machine that is busy with other things.
-const polled = 3 * soon / 2
+var polled = 3 * soon / 2
 
 // uses tells, on either side, whether a list of that name is in use. On the
 // patched side the condition must have been true, too.

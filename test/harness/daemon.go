@@ -252,7 +252,7 @@ func (d *Daemon) Start(ctx context.Context) error {
 
 func (d *Daemon) waitAnswer(ctx context.Context) error {
 	// Much more than it takes, for machines that do much else.
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, Slow(2*time.Minute))
 	defer cancel()
 	for {
 		_, err := d.Runtime.Version(ctx, &runtimeapi.VersionRequest{})
@@ -399,10 +399,11 @@ func (d *Daemon) Leaks() []string {
 }
 
 // Destroy ends everything of the daemon and removes its folders. What could
-// not be removed is in the error.
+// not be removed is in the error, and what the race detector has reported.
 func (d *Daemon) Destroy() error {
 	untrack(d)
-	return errors.Join(d.Stop(), Clean(d.Base))
+	stopped := d.Stop()
+	return errors.Join(stopped, d.Races(), Clean(d.Base))
 }
 
 // Clean ends whatever still belongs to a base folder and removes it. The

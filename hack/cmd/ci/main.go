@@ -65,7 +65,10 @@ func stages(lines []string, short bool) []stage {
 		{name: "shellcheck", needs: []string{"deps"}, run: shellcheck},
 	}
 	for _, l := range lines {
-		list = append(list, stage{name: "verify " + l, run: command("hack/verify.sh", l)})
+		list = append(list,
+			stage{name: "verify " + l, run: command("hack/verify.sh", l)},
+			stage{name: "portable " + l, needs: []string{"verify " + l}, run: command("hack/platforms.sh", l)},
+		)
 	}
 	list = append(list,
 		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", speed, "./...")},
@@ -86,10 +89,7 @@ func stages(lines []string, short bool) []stage {
 	newest := "build " + lines[len(lines)-1]
 	return append(list,
 		stage{name: "e2e", needs: []string{"tools", newest}, root: true,
-			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./e2e/...", "./fake/...", "./harness/...")},
-		// Fewer pods of the scenarios that differ most: "make test-node" runs all.
-		stage{name: "node", needs: []string{"tools", newest}, root: true,
-			run: sequence(command("hack/tools.sh", "kubelet"), goTest("test", true, "-short", "-count=1", "-timeout=40m", "./node/..."))},
+			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...")},
 	)
 }
 
@@ -268,7 +268,7 @@ func format() (counts, error) {
 // platforms compiles the library for the systems that it does not run on but must build for.
 func platforms() (counts, error) {
 	var c counts
-	for _, target := range []string{"windows/amd64", "freebsd/amd64", "darwin/arm64"} {
+	for _, target := range []string{"linux/arm64", "windows/amd64", "freebsd/amd64", "darwin/arm64"} {
 		goos, goarch, _ := strings.Cut(target, "/")
 		fmt.Printf("    %s\n", target)
 		cmd := exec.Command("go", "build", "./...")

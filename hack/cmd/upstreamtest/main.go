@@ -6,10 +6,15 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,22 +23,27 @@ import (
 	"github.com/cnireload/cnireload/hack/internal/gotest"
 )
 
-// packages are those that the patches touch or lean on.
+// packages are those that the patches lean on. Those whose tests link what the patches change come
+// from the trees; the test program of any other package is the same on both.
 var packages = []string{"./internal/cri/...", "./plugins/cri/...", "./core/metadata/..."}
+
+// The flags are those of hack/build.sh, so that what is compiled there is used here.
+const tags = "-tags=urfave_cli_no_docs,static_build,netgo,osusergo"
 
 func main() {
 	stock := flag.String("stock", "", "the stock tree")
 	patched := flag.String("patched", "", "the patched tree")
 	known := flag.String("known", "", "file that lists the differences that are meant")
 	run := flag.String("run", "", "run only these tests, as in go test -run")
+	race := flag.Bool("race", false, "with the race detector")
 	flag.Parse()
-	if err := compareTrees(*stock, *patched, *known, *run); err != nil {
+	if err := compareTrees(*stock, *patched, *known, *run, *race); err != nil {
 		fmt.Fprintln(os.Stderr, "upstreamtest:", err)
 		os.Exit(1)
 	}
 }
 
-func compareTrees(stockDir, patchedDir, knownFile, only string) error {
+func compareTrees(stockDir, patchedDir, knownFile, only string, race bool) error {
 	text, err := os.ReadFile(knownFile)
 	if err != nil {
 		return fmt.Errorf("read the list of known differences: %w", err)
@@ -42,11 +52,19 @@ func compareTrees(stockDir, patchedDir, knownFile, only string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", knownFile, err)
 	}
-	stock, err := runTests("stock", stockDir, only)
+	more, err := reached(patchedDir)
 	if err != nil {
 		return err
 	}
-	patched, err := runTests("patched", patchedDir, only)
+	args := slices.Concat(packages, more)
+	if only != "" {
+		args = slices.Insert(args, 0, "-run="+only)
+	}
+	stock, err := runTests("stock", stockDir, race, args)
+	if err != nil {
+		return err
+	}
+	patched, err := runTests("patched", patchedDir, race, args)
 	if err != nil {
 		return err
 	}
@@ -64,15 +82,70 @@ func compareTrees(stockDir, patchedDir, knownFile, only string) error {
 	return nil
 }
 
+// reached returns the packages whose tests link a package that the patches change.
+func reached(patchedDir string) ([]string, error) {
+	diff := exec.Command("git", "diff", "--name-only", "refs/cnireload/base", "--", "*.go")
+	diff.Dir = patchedDir
+	files, err := diff.Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask git what the patches change: %w", err)
+	}
+	list := exec.Command("go", "list", "-mod=mod", tags, "-test", "-json=ImportPath,Deps", "./...")
+	list.Dir = patchedDir
+	list.Env = append(os.Environ(), "CGO_ENABLED=0")
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list in the patched tree: %w, see above", err)
+	}
+	return linking(strings.Fields(string(files)), out)
+}
+
+// linking returns those of go list's packages whose test programs link one of the changed files.
+func linking(files []string, list []byte) ([]string, error) {
+	const module = "github.com/containerd/containerd/v2/"
+	changed := map[string]bool{}
+	for _, f := range files {
+		changed[module+path.Dir(f)] = true
+	}
+	var found []string
+	for dec := json.NewDecoder(bytes.NewReader(list)); ; {
+		var p struct {
+			ImportPath string
+			Deps       []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return found, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("read what go list says: %w", err)
+		}
+		pkg, ok := strings.CutSuffix(p.ImportPath, ".test")
+		// These run against a daemon (see hack/cri-integration.sh), or are targets for a fuzzing service.
+		if !ok || strings.HasPrefix(pkg, module+"integration") || strings.HasPrefix(pkg, module+"contrib/") {
+			continue
+		}
+		if slices.ContainsFunc(p.Deps, func(dep string) bool {
+			// "PACKAGE [TEST]" is a package built for a test.
+			dep, _, _ = strings.Cut(dep, " ")
+			return changed[dep]
+		}) {
+			found = append(found, pkg)
+		}
+	}
+}
+
 // runTests runs the packages' tests. What fails runs once more by itself: some of upstream's
 // tests depend on the machine's speed.
-func runTests(label, dir, only string) (*gotest.Run, error) {
+func runTests(label, dir string, race bool, args []string) (*gotest.Run, error) {
 	do := func(args ...string) (*gotest.Run, error) {
-		// The flags are those of hack/build.sh, so that what is compiled there is used here.
-		cmd := exec.Command("go", append([]string{"test", "-json", "-mod=mod", "-trimpath", "-timeout=10m",
-			"-tags=urfave_cli_no_docs,static_build,netgo,osusergo"}, args...)...)
+		cgo, limit := "CGO_ENABLED=0", "-timeout=10m"
+		if race {
+			cgo, limit = "CGO_ENABLED=1", "-timeout=30m"
+			args = slices.Insert(slices.Clone(args), 0, "-race")
+		}
+		cmd := exec.Command("go", append([]string{"test", "-json", "-mod=mod", "-trimpath", limit, tags}, args...)...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), cgo)
 		run, err := gotest.Do(cmd, func(r gotest.Result, pkg, test string, took time.Duration) {
 			if test == "" && r != gotest.Skip {
 				fmt.Printf("    %s: %s %s %s\n", label, r, pkg, took.Round(100*time.Millisecond))
@@ -82,10 +155,6 @@ func runTests(label, dir, only string) (*gotest.Run, error) {
 			return nil, fmt.Errorf("%s tree: %w", label, err)
 		}
 		return run, nil
-	}
-	args := packages
-	if only != "" {
-		args = append([]string{"-run=" + only}, packages...)
 	}
 	run, err := do(args...)
 	if err != nil {

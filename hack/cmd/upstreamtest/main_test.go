@@ -61,3 +61,19 @@ func TestParseKnownRefusesOtherLines(t *testing.T) {
 		}
 	}
 }
+
+func TestLinking(t *testing.T) {
+	const m = "github.com/containerd/containerd/v2/"
+	list := `{"ImportPath": "` + m + `a"}
+{"ImportPath": "` + m + `a.test", "Deps": ["` + m + `b [` + m + `a.test]"]}
+{"ImportPath": "` + m + `c", "Deps": ["` + m + `b"]}
+{"ImportPath": "` + m + `d.test", "Deps": ["` + m + `bb", "fmt"]}
+{"ImportPath": "` + m + `integration/client.test", "Deps": ["` + m + `b"]}`
+	got, err := linking([]string{"b/x.go", "b/y.go"}, []byte(list))
+	if err != nil || strings.Join(got, " ") != m+"a" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if _, err := linking(nil, []byte("{")); err == nil {
+		t.Error("half a list was accepted")
+	}
+}
