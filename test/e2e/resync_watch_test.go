@@ -20,9 +20,8 @@ import (
 	"github.com/cnireload/cnireload/test/harness"
 )
 
-// polled is how long a change that only the slow poll finds may take, on a
-// machine that is busy with other things.
-var polled = 3 * soon / 2
+// polled is how long a change that only the slow poll finds may take.
+var polled = harness.Slow(10 * time.Second)
 
 // uses tells, on either side, whether a list of that name is in use. On the
 // patched side the condition must have been true, too.
