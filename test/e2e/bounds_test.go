@@ -74,11 +74,12 @@ func TestL1(t *testing.T) {
 
 		assert.NilError(t, os.WriteFile(n.conf("anything"), []byte("x"), 0o644))
 		loadedStatus := n.statusLatency(200)
+		assert.Assert(t, loadedStatus < time.Second, "Status took %v", loadedStatus)
 		// Idle answers take well under a millisecond, where ten times is noise
 		// on a busy machine.
-		assert.Assert(t, loadedStatus < max(10*idleStatus, time.Second), "Status took %v, idle %v", loadedStatus, idleStatus)
+		assert.Assert(t, loadedStatus < max(10*idleStatus, 100*time.Millisecond), "Status took %v, idle %v", loadedStatus, idleStatus)
 		loadedPod := n.podLatency("other")
-		assert.Assert(t, loadedPod < max(10*idlePod, soon), "a pod took %v, idle %v", loadedPod, idlePod)
+		assert.Assert(t, loadedPod < max(10*idlePod, time.Second), "a pod took %v, idle %v", loadedPod, idlePod)
 
 		// The new config serves new pods while the old call still hangs.
 		n.write(path, conflist("b", "1.0.0", []string{"fakenet", "portmap"}, "subnet", "10.20.0.0/16"))
