@@ -4,10 +4,10 @@
 # Thin: what is done is in hack/ and test/. "make help" lists the targets.
 
 LINE ?= v2.4
-export KEEP STOP CASE SEED
+export KEEP STOP CASE SEED FOCUS
 
 .DEFAULT_GOAL := help
-.PHONY: help build stock run test test-unit test-e2e cases bench soak verify refresh vendor package clean
+.PHONY: help build stock run test test-unit test-e2e cases bench soak critest verify refresh vendor package clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ cases: ## table of the cases: what stock does, what the patched daemon does
 
 soak: ## ten minutes of random changes against a model; SEED=N repeats a run
 	@hack/test.sh soak $(LINE)
+
+critest: ## the CRI validation suite on stock and patched, compared; FOCUS=REGEXP for some specs
+	@hack/test.sh critest $(LINE)
 
 bench: ## compare stock and patched figures
 	@hack/test.sh bench $(LINE)

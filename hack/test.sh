@@ -2,7 +2,7 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/test.sh run|e2e|cases|soak|bench LINE: builds what is needed, then hands over to test/.
+# hack/test.sh run|e2e|cases|soak|bench|critest LINE: builds what is needed, then hands over to test/.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
@@ -31,5 +31,11 @@ bench)
 	go build -o "$out/hack/bench" ./bench
 	exec "$out/hack/bench"
 	;;
-*) die "\"$what\" is none of run, e2e, cases, soak, bench" ;;
+critest)
+	# On its own line: a failure within the arguments below would not end the script.
+	debs=$("$root/hack/debs.sh")
+	go build -o "$out/hack/critest" ./cmd/critest
+	exec "$out/hack/critest" -debs "$debs" -known cmd/critest/specs.txt ${FOCUS:+-focus "$FOCUS"} ${SEED:+-seed "$SEED"}
+	;;
+*) die "\"$what\" is none of run, e2e, cases, soak, bench, critest" ;;
 esac

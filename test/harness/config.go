@@ -43,6 +43,12 @@ type Options struct {
 	// "io.containerd.timeout.cri.cni.add": "5s".
 	Timeouts map[string]string
 
+	// RegistryDir has a hosts.toml for each registry that must be looked for
+	// elsewhere; empty means no mirrors.
+	RegistryDir string
+	// NRI serves the interface for runtime plugins on NRISocket.
+	NRI bool
+
 	// Mounts are argument lists of mount(8), run in the daemon's namespace
 	// before it starts.
 	Mounts [][]string
@@ -124,7 +130,11 @@ func (d *Daemon) config() string {
 		}
 		line("[%s.options]\n  BinaryName = %s\n  Root = %s", section, quote(d.runc), quote(filepath.Join(d.State, "runc")))
 	}
-	line("[plugins.'io.containerd.nri.v1.nri']\n  disable = true")
+	if o.RegistryDir != "" {
+		line("[plugins.'io.containerd.cri.v1.images'.registry]\n  config_path = %s", quote(o.RegistryDir))
+	}
+	line("[plugins.'io.containerd.nri.v1.nri']\n  disable = %t", !o.NRI)
+	line("  socket_path = %s\n  plugin_path = %s\n  plugin_config_path = %s", quote(d.NRISocket()), quote(d.path("nri")), quote(d.path("nri.d")))
 	line("[plugins.'io.containerd.internal.v1.opt']\n  path = %s", quote(d.path("opt")))
 	line("[plugins.'io.containerd.shim.v1.manager']\n  socket_dir = %s", quote(filepath.Join(d.State, "s")))
 	line("[plugins.'io.containerd.server.v1.grpc']\n  address = %s", quote(d.Socket()))

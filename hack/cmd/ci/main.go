@@ -83,8 +83,11 @@ func stages(lines []string, short bool) []stage {
 			stage{name: "package " + l, needs: []string{build}, root: true, run: command("hack/package-test.sh", l)},
 		)
 	}
-	return append(list, stage{name: "e2e", needs: []string{"tools", "build " + lines[len(lines)-1]}, root: true,
-		run: goTest("test", true, "-count=1", "-timeout=60m", "./...")})
+	newest := lines[len(lines)-1]
+	return append(list,
+		stage{name: "e2e", needs: []string{"tools", "build " + newest}, root: true, run: goTest("test", true, "-count=1", "-timeout=60m", "./...")},
+		stage{name: "critest", needs: []string{"tools", "build " + newest}, root: true, run: command("hack/test.sh", "critest", newest)},
+	)
 }
 
 // fuzz runs a fuzz target of the library for a fixed number of inputs.
