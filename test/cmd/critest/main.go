@@ -82,6 +82,7 @@ func run(ctx context.Context, debs, knownFile, focus string, parallel int, seed 
 
 	ctx, cancel := context.WithTimeoutCause(ctx, 40*time.Minute, fmt.Errorf("not done within 40 minutes"))
 	defer cancel()
+	defer removeCgroups(cgroups())
 	begin := time.Now()
 	nodes := map[harness.Side]*node{}
 	var mu sync.Mutex

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -243,6 +244,26 @@ func (n *node) addresses() []string {
 		}
 	}
 	return held
+}
+
+// defaultCgroup is where containerd puts pods without a parent cgroup, which
+// is what critest's are; it and critest leave the emptied ones to systemd.
+const defaultCgroup = "/sys/fs/cgroup/*/k8s.io"
+
+func cgroups() []string {
+	v1, _ := filepath.Glob(defaultCgroup)
+	v2, _ := filepath.Glob(filepath.Dir(filepath.Dir(defaultCgroup)) + "/k8s.io")
+	return append(v1, v2...)
+}
+
+// removeCgroups removes the empty ones that were not there before.
+func removeCgroups(before []string) {
+	for _, dir := range cgroups() {
+		if !slices.Contains(before, dir) {
+			// One with somebody's pods in it stays, the kernel sees to that.
+			_ = os.Remove(dir)
+		}
+	}
 }
 
 var alarm = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE|goroutine \d+ \[).*`)
