@@ -46,6 +46,8 @@ type Options struct {
 	// RegistryDir has a hosts.toml for each registry that must be looked for
 	// elsewhere; empty means no mirrors.
 	RegistryDir string
+	// AppArmor leaves profiles on where the machine has them.
+	AppArmor bool
 	// NRI serves the interface for runtime plugins on NRISocket.
 	NRI bool
 
@@ -96,7 +98,7 @@ func (d *Daemon) config() string {
 	line("[%s]", runtime)
 	// The first two are not available on every test machine; the third keeps
 	// network namespaces out of the machine's own folder.
-	line("  restrict_oom_score_adj = true\n  disable_apparmor = true\n  netns_mounts_under_state_dir = true")
+	line("  restrict_oom_score_adj = true\n  disable_apparmor = %t\n  netns_mounts_under_state_dir = true", !o.AppArmor)
 	line("  enable_unprivileged_ports = false\n  enable_unprivileged_icmp = false")
 	line("  cdi_spec_dirs = []")
 	line("[%s.cni]", runtime)

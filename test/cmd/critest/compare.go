@@ -18,7 +18,7 @@ import (
 
 // entry of the table of specs that cannot pass.
 type entry struct {
-	outcome outcome // failed or skipped
+	outcome outcome // failed, skipped or either
 	// condition is what a machine must lack or be for the entry to apply.
 	condition string
 	// name is a spec's, or the beginning of several when it ends in a star.
@@ -31,6 +31,10 @@ func (e entry) matches(name string) bool {
 	}
 	return name == e.name
 }
+
+// either is said of a spec that passes or skips itself, as a race in
+// containerd goes.
+const either outcome = "either"
 
 // parseKnown reads lines of OUTCOME CONDITION NAME, each followed by the
 // reason on lines that begin with a tab.
@@ -45,8 +49,8 @@ func parseKnown(text string) ([]entry, error) {
 			last.reason = strings.TrimSpace(last.reason + " " + strings.TrimSpace(reason))
 		default:
 			f := strings.SplitN(l, " ", 3)
-			if len(f) != 3 || outcome(f[0]) != failed && outcome(f[0]) != skipped {
-				return nil, fmt.Errorf(`%q is not "fail CONDITION NAME" or "skip CONDITION NAME"`, l)
+			if len(f) != 3 || !slices.Contains([]outcome{failed, skipped, either}, outcome(f[0])) {
+				return nil, fmt.Errorf(`%q is not "fail", "skip" or "either", then CONDITION NAME`, l)
 			}
 			list = append(list, entry{outcome: outcome(f[0]), condition: f[1], name: f[2]})
 		}
@@ -153,11 +157,13 @@ func (c *comparison) again(name string, stock, patched spec) {
 	r[harness.Patched] = append(r[harness.Patched], patched.outcome)
 }
 
-// suspects are the specs with a result that is not the same on both sides or
-// not expected. They deserve another run: critest waits for a bounded time.
+// suspects are the specs with a result that is not the same on both sides, or
+// that fail and should not. They deserve another run: critest waits for a
+// bounded time.
 func (c *comparison) suspects(known []entry) []string {
 	return slices.DeleteFunc(c.names(), func(name string) bool {
-		return c.fault(name, known) == "" || c.outcome(harness.Stock, name) == missing || c.outcome(harness.Patched, name) == missing
+		stock, patched := c.outcome(harness.Stock, name), c.outcome(harness.Patched, name)
+		return c.fault(name, known) == "" || stock == patched && stock != failed || stock == missing || patched == missing
 	})
 }
 
@@ -173,7 +179,10 @@ func lookUp(known []entry, name string) (entry, bool) {
 func (c *comparison) fault(name string, known []entry) string {
 	stock, patched := c.outcome(harness.Stock, name), c.outcome(harness.Patched, name)
 	e, listed := lookUp(known, name)
+	oneOf := func(o outcome) bool { return o == passed || o == skipped }
 	switch {
+	case listed && e.outcome == either && oneOf(stock) && oneOf(patched):
+		return ""
 	case stock != patched:
 		return fmt.Sprintf("stock: %s, patched: %s: %s", stock, patched, name)
 	case listed && stock == passed:
@@ -251,8 +260,14 @@ func (c *comparison) notes(known []entry) []string {
 		list = append(list, fmt.Sprintf("ran again: %s: %s", name, strings.Join(parts, "; ")))
 	}
 	for _, name := range c.names() {
-		if e, ok := lookUp(known, name); ok && c.outcome(harness.Stock, name) != passed && c.outcome(harness.Patched, name) == c.outcome(harness.Stock, name) {
-			list = append(list, fmt.Sprintf("%s on both: %s: %s", c.outcome(harness.Stock, name), name, e.reason))
+		e, ok := lookUp(known, name)
+		stock, patched := c.outcome(harness.Stock, name), c.outcome(harness.Patched, name)
+		switch {
+		case !ok || c.fault(name, known) != "" || stock == passed && patched == passed:
+		case stock == patched:
+			list = append(list, fmt.Sprintf("%s on both: %s: %s", stock, name, e.reason))
+		default:
+			list = append(list, fmt.Sprintf("stock: %s, patched: %s: %s: %s", stock, patched, name, e.reason))
 		}
 	}
 	return list

@@ -96,6 +96,9 @@ func TestFaults(t *testing.T) {
 		"only stock fails":              {stock: f, patched: p, want: "stock: fail, patched: pass"},
 		"known failure passes":          {stock: p, patched: p, known: known, want: "take it out"},
 		"known failure skips":           {stock: s, patched: s, known: known, want: "says fail"},
+		"a race passes or skips":        {stock: s, patched: p, known: []entry{{either, "always", "x", "r"}}},
+		"a race fails":                  {stock: p, patched: f, known: []entry{{either, "always", "x", "r"}}, want: "patched: fail"},
+		"a race fails on both":          {stock: f, patched: f, known: []entry{{either, "always", "x", "r"}}, want: "says either"},
 		"known failure of no spec":      {stock: p, patched: p, known: []entry{{failed, "always", "y*", "r"}}, want: "none of that name: y*"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -126,6 +129,7 @@ func TestASpecThatPassesAloneHasPassed(t *testing.T) {
 	p, f := spec{outcome: passed}, spec{outcome: failed}
 	c := newComparison(map[string]spec{"x": p, "y": p}, map[string]spec{"x": f, "y": f}, false)
 	assert.DeepEqual(t, c.suspects(nil), []string{"x", "y"})
+	assert.Equal(t, len(c.suspects([]entry{{failed, "always", "x", "r"}})), 2, "a known failure that only one side has")
 	c.again("x", p, p)
 	c.again("y", p, f)
 	assert.DeepEqual(t, c.suspects(nil), []string{"y"})

@@ -68,6 +68,14 @@ func makeImages(debs string) ([]image, error) {
 	if err != nil {
 		return nil, err
 	}
+	nonewprivs, err := harness.Build("nonewprivs")
+	if err != nil {
+		return nil, err
+	}
+	setuid, err := os.ReadFile(nonewprivs)
+	if err != nil {
+		return nil, err
+	}
 	page := map[string]string{"srv/www/index.html": "<html><body>It works.</body></html>\n"}
 	sh := imageConfig{Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, Cmd: []string{"sh"}}
 	with := func(change func(*imageConfig)) imageConfig {
@@ -85,6 +93,7 @@ func makeImages(debs string) ([]image, error) {
 		{[]string{endToEnd + "httpd:2.4.39-4"}, []layer{busybox, files(page)}, with(func(c *imageConfig) {
 			c.Cmd = []string{"sh", "-c", fmt.Sprintf("echo \"Command line: 'httpd -f'\"; exec httpd -f -p %d -h /srv/www", webPort)}
 		})},
+		{[]string{endToEnd + "nonewprivs:1.3"}, []layer{tarOf(func(t *tree) { t.file("nonewprivs", 0o4755, setuid) })}, imageConfig{Entrypoint: []string{"/nonewprivs"}}},
 		// Not the same image as the daemon's sandbox image, which would then have one more name.
 		{[]string{"pause:3.9"}, []layer{tarOf(func(t *tree) { t.file("pause", 0o755, pauseFile) })}, imageConfig{Env: []string{"PATH=/"}, Entrypoint: []string{"/pause"}}},
 		{[]string{staging + "test-image-predefined-group:latest"}, []layer{busybox, files(map[string]string{
@@ -184,8 +193,10 @@ func busyboxLayer(dir string) (layer, error) {
 		t.link("var/run", "/run")
 		t.file("usr/bin/busybox", 0o755, content)
 		for _, applet := range strings.Fields(string(out)) {
-			// Some are in both; the first is as good as the second.
-			t.link(path.Join("usr", path.Base(path.Dir(applet)), path.Base(applet)), "/usr/bin/busybox")
+			// Hard links, because a spec masks one of them and runs another. Some
+			// are in two folders; the first is as good as the second.
+			t.add(&tar.Header{Typeflag: tar.TypeLink, Linkname: "usr/bin/busybox",
+				Name: path.Join("usr", path.Base(path.Dir(applet)), path.Base(applet)), Mode: 0o755}, nil)
 		}
 		// Debian's busybox lacks two applets that critest runs in a container.
 		t.file("usr/bin/pgrep", 0o755, []byte(pgrep))

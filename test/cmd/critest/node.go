@@ -57,9 +57,13 @@ func start(ctx context.Context, side harness.Side, layouts map[string]string) (_
 	if err != nil {
 		return nil, err
 	}
+	// Root of a pod's user namespace must get through to its files.
+	if err := os.Chmod(base, 0o711); err != nil {
+		return nil, err
+	}
 	certs := filepath.Join(base, "certs.d")
 	d, err := harness.New(harness.Options{
-		Side: side, Base: base, PrivateNet: true, NRI: true, RegistryDir: certs,
+		Side: side, Base: base, PrivateNet: true, NRI: true, AppArmor: true, RegistryDir: certs,
 		BinDirs: []string{filepath.Join(tools, "cni")},
 		// What a node has by default; the harness's own is for tests of refusals.
 		ReadyWait: "30s",
