@@ -4,11 +4,11 @@
 # Thin: what is done is in hack/ and test/. "make help" lists the targets.
 
 LINE ?= v2.4
-export KEEP STOP CASE SEED SIDE
+export KEEP STOP CASE SEED SIDE FOCUS
 
 .DEFAULT_GOAL := help
 .PHONY: help build stock run test test-unit test-e2e test-node test-race test-upstream test-upstream-race test-cri test-arm64 \
-	cases node timeline bench bench-storm soak verify refresh vendor package clean
+	cases critest node timeline bench bench-storm soak verify refresh vendor package clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ timeline: ## boot a node on both sides and draw it into docs/images
 
 soak: ## ten minutes of random changes against a model; SEED=N repeats a run
 	@hack/test.sh soak $(LINE)
+
+critest: ## the CRI validation suite on stock and patched, compared; FOCUS=REGEXP for some specs
+	@hack/test.sh critest $(LINE)
 
 bench: ## compare stock and patched figures
 	@hack/test.sh bench $(LINE)

@@ -2,8 +2,8 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/test.sh run|e2e|race|cases|soak|bench|bench-storm|node|test-node|timeline LINE [ARG...]: builds what is
-# needed, then hands over to test/.
+# hack/test.sh run|e2e|race|cases|soak|bench|bench-storm|critest|node|test-node|timeline LINE [ARG...]: builds what
+# is needed, then hands over to test/.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
@@ -58,5 +58,11 @@ timeline)
 	CNIRELOAD_TIMELINE=$out/timeline go test -count=1 -v -timeout=30m ./node -run '^TestBootWindow$'
 	exec "$out/hack/timeline" -in "$out/timeline" -out "$root/docs/images"
 	;;
-*) die "\"$what\" is none of run, e2e, race, cases, soak, bench, bench-storm, node, test-node, timeline" ;;
+critest)
+	# On its own line: a failure within the arguments below would not end the script.
+	debs=$("$root/hack/debs.sh")
+	go build -o "$out/hack/critest" ./cmd/critest
+	exec "$out/hack/critest" -debs "$debs" -known cmd/critest/specs.txt ${FOCUS:+-focus "$FOCUS"} ${SEED:+-seed "$SEED"}
+	;;
+*) die "\"$what\" is none of run, e2e, race, cases, soak, bench, bench-storm, critest, node, test-node, timeline" ;;
 esac

@@ -49,6 +49,11 @@ type Options struct {
 	NRI bool
 	// HoldMetadata prepares for Daemon.HoldMetadata.
 	HoldMetadata bool
+	// RegistryDir has a hosts.toml for each registry that must be looked for
+	// elsewhere; empty means no mirrors.
+	RegistryDir string
+	// AppArmor leaves profiles on where the machine has them.
+	AppArmor bool
 
 	// Mounts are argument lists of mount(8), run in the daemon's namespace
 	// before it starts.
@@ -99,7 +104,7 @@ func (d *Daemon) config() string {
 	line("[%s]", runtime)
 	// The first two are not available on every test machine; the third keeps
 	// network namespaces out of the machine's own folder.
-	line("  restrict_oom_score_adj = true\n  disable_apparmor = true\n  netns_mounts_under_state_dir = true")
+	line("  restrict_oom_score_adj = true\n  disable_apparmor = %t\n  netns_mounts_under_state_dir = true", !o.AppArmor)
 	line("  enable_unprivileged_ports = false\n  enable_unprivileged_icmp = false")
 	line("  cdi_spec_dirs = []")
 	line("[%s.cni]", runtime)
@@ -132,6 +137,9 @@ func (d *Daemon) config() string {
 			line("  cni_max_conf_num = %d", *h.MaxConfNum)
 		}
 		line("[%s.options]\n  BinaryName = %s\n  Root = %s", section, quote(d.runc), quote(filepath.Join(d.State, "runc")))
+	}
+	if o.RegistryDir != "" {
+		line("[plugins.'io.containerd.cri.v1.images'.registry]\n  config_path = %s", quote(o.RegistryDir))
 	}
 	line("[plugins.'io.containerd.nri.v1.nri']\n  disable = %t", !o.NRI)
 	if o.NRI {

@@ -110,6 +110,9 @@ func (d *Daemon) path(elem ...string) string {
 // Socket is the daemon's gRPC socket.
 func (d *Daemon) Socket() string { return filepath.Join(d.State, "c.sock") }
 
+// NRISocket is where NRI is served, if it is.
+func (d *Daemon) NRISocket() string { return filepath.Join(d.State, "nri.sock") }
+
 // LogPath is where the daemon's output goes, over restarts too.
 func (d *Daemon) LogPath() string { return d.path("log") }
 

@@ -23,9 +23,6 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// NRISocket is where NRI plugins connect to.
-func (d *Daemon) NRISocket() string { return filepath.Join(d.State, "nri.sock") }
-
 // holdSocket is outside of the state folder, which is the daemon's.
 func (d *Daemon) holdSocket() string { return d.path("hold.sock") }
 

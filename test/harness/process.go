@@ -21,7 +21,8 @@ const cniCache = "/var/lib/cni"
 
 // Processes lists the processes that belong to the daemon with this base
 // folder: those in its mount namespace (it is the only one that has the
-// base's folder mounted over the CNI cache) and those in its pods' cgroups.
+// base's folder mounted over the CNI cache), those in its pods' cgroups, and
+// those in its containers, whose root is an overlay in the base's folder.
 func Processes(base string) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -38,15 +39,18 @@ func Processes(base string) ([]int, error) {
 			continue
 		}
 		// A process that ends while it is looked at is not of interest.
-		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && ns != mine && hasCache(pid, base) || inCgroup(pid, base) {
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && ns != mine && mountsBase(pid, base) || inCgroup(pid, base) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids, nil
 }
 
-func hasCache(pid int, base string) bool {
+func mountsBase(pid int, base string) bool {
 	for _, m := range mountsOf(pid) {
+		if m.point == "/" && m.fstype == "overlay" && strings.Contains(m.options, "="+base+"/") {
+			return true
+		}
 		if m.point == cniCache && strings.HasSuffix(m.root, filepath.Join(filepath.Base(base), "libcni")) {
 			return true
 		}
@@ -62,7 +66,7 @@ func inCgroup(pid int, base string) bool {
 // cgroupParent is the cgroup the pods of one daemon go under.
 func cgroupParent(base string) string { return "/" + filepath.Base(base) }
 
-type mountPoint struct{ root, point, fstype string }
+type mountPoint struct{ root, point, fstype, options string }
 
 func mountsOf(pid int) []mountPoint {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
@@ -79,7 +83,7 @@ func mountsOf(pid int) []mountPoint {
 		m := mountPoint{root: fields[3], point: fields[4]}
 		for i, s := range fields {
 			if s == "-" && i+1 < len(fields) {
-				m.fstype = fields[i+1]
+				m.fstype, m.options = fields[i+1], fields[len(fields)-1]
 			}
 		}
 		all = append(all, m)
