@@ -105,6 +105,11 @@ func (p *plugin) run() error {
 	if err != nil {
 		return err
 	}
+	// What the runtime was killed before it wrote is no configuration, and
+	// nothing that plugins are made with allocates without one.
+	if p.call.Command == "ADD" && p.conf.Name == "" {
+		p.fail(6, "the configuration has no name")
+	}
 
 	b := state.Of(p.call.Command, p.call.Pod, nth)
 	if err := p.burden(b); err != nil {
