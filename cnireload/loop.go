@@ -264,8 +264,10 @@ func (l *loop) scan() dirScan {
 	// watched may be old: read again. Content that keeps naming new ones is
 	// left to the poll.
 	for range 3 {
-		if slices.Equal(l.named, scan.watch) {
-			break // what it names was watched before it was read
+		if !added && slices.Equal(l.named, scan.watch) {
+			// All of it was watched before it was read. If a watch was added,
+			// what came into a new directory before that has told nobody.
+			break
 		}
 		l.named = scan.watch
 		if added, err = l.watcher.arm(l.wishes()); !added {

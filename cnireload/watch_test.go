@@ -705,3 +705,56 @@ func TestDotsBehindASymlink(t *testing.T) {
 		}
 	}
 }
+
+// lateNotifier makes something of a directory just before it is watched, when
+// nobody is told of it.
+type lateNotifier struct {
+	notifier
+	before func(path string)
+}
+
+func (l lateNotifier) Add(path string) error {
+	l.before(path)
+	return l.notifier.Add(path)
+}
+
+// The conf dir comes after it was missed and before its parent is watched: it
+// is read, so it must be watched, too.
+func TestWatchOfDirThatComesMeanwhile(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("a")
+	parent := filepath.Join(d.answers, "etc")
+	d.conf = filepath.Join(parent, "net.d")
+	list := func(name string) { d.write("10-a.conflist", conflist("1.0.0", name, "a")) }
+	uses := func(n *Network, name string) {
+		t.Helper()
+		eventually(t, func() string {
+			if s := n.Snapshot(); len(s.Networks) != 1 || s.Networks[0].Name != name || s.Cause != nil {
+				return fmt.Sprintf("in use is %+v, want %s", s.Networks, name)
+			}
+			return ""
+		})
+	}
+	list("zeroth")
+	n := d.network()
+	n.pace.poll = time.Hour
+	var late atomic.Bool
+	n.notifier = func() (notifier, error) {
+		inner, err := newFSNotifier()
+		return lateNotifier{inner, func(path string) {
+			if path == parent && late.CompareAndSwap(true, false) {
+				list("first")
+			}
+		}}, err
+	}
+	n.Start()
+	uses(n, "zeroth")
+	d.must(os.Rename(parent, parent+".old"))
+	becomesUnready(t, n, "does not exist")
+	late.Store(true)
+	d.must(os.Mkdir(parent, 0o755))
+	uses(n, "first")
+	list("second")
+	uses(n, "second")
+}

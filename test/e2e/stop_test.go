@@ -126,7 +126,11 @@ func (n *node) run(p harness.Pod) string {
 // One DEL that hangs, and an NRI plugin that connects meanwhile.
 func TestL6(t *testing.T) {
 	sides(t, "(new)", func(t *testing.T, side harness.Side) string {
-		n := prepare(t, harness.Options{Side: side, NRI: true})
+		o := harness.Options{Side: side, NRI: true}
+		if side == harness.Patched {
+			o.Timeouts = map[string]string{"io.containerd.timeout.cri.cni.del": "20s"}
+		}
+		n := prepare(t, o)
 		n.write(n.conf("10-a.conflist"), c10("a"))
 		n.start()
 		n.waitReady(true, soon)
@@ -168,7 +172,8 @@ func TestL6(t *testing.T) {
 		cancel()
 		<-stopped
 		assert.NilError(t, n.Fake.Set("fakenet", fake.State{}))
-		assert.NilError(t, n.RemovePod(t.Context(), a))
+		// The next try joins the DEL that still hangs, until its bound.
+		assert.NilError(t, harness.Poll(t.Context(), time.Minute, func() error { return n.removePod(a, time.Minute) }))
 		assert.NilError(t, n.RemovePod(t.Context(), b))
 		for _, what := range []string{"remove a", "remove b"} {
 			assert.NilError(t, plugin.knows(what))
