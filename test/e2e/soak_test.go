@@ -508,7 +508,9 @@ func soak(t *testing.T, ops []op, during time.Duration) (ran []op, err error) {
 			pods.Add(1)
 			switch {
 			case err == nil:
-			case strings.Contains(err.Error(), "cni plugin not initialized") || strings.Contains(err.Error(), "failed to find plugin"):
+			case strings.Contains(err.Error(), "cni plugin not initialized") || strings.Contains(err.Error(), "failed to find plugin"),
+				// The binary was removed after it was found.
+				strings.Contains(err.Error(), "portmap cannot be executed") && strings.Contains(err.Error(), "no such file or directory"):
 				refused.Add(1)
 			default:
 				failed.CompareAndSwap(nil, fmt.Errorf("pod: %w", err))
