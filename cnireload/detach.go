@@ -111,16 +111,9 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 	if !overdue && !neverAdded {
 		n.awaitAgent(ctx, attachments)
 	}
-	var errs []error
-	var left []attachment
-	for _, a := range attachments {
-		if err := n.detachOne(ctx, a, ns); err != nil {
-			errs = append(errs, err)
-			left = append(left, a)
-		}
-	}
+	left, err := n.detachAll(ctx, attachments, ns)
 	switch {
-	case len(errs) == 0 && adding:
+	case err == nil && adding:
 		// What it allocates from now on is not removed yet (cni#550).
 		err := errors.New("an ADD that was given up may still go on")
 		if berr := n.tombstones.bury(n.grave(ns, attachments, err, true)); berr != nil {
@@ -128,22 +121,37 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 		}
 		n.forget(ns.id)
 		return nil
-	case len(errs) == 0:
+	case err == nil:
 		n.tombstones.clear(ns.id)
 		n.forget(ns.id)
 		return nil
 	case neverAdded:
 		// CRI does not come back for a pod that was never attached
 		// (containerd#12130).
-		err := oneLine(errs)
 		if berr := n.tombstones.bury(n.grave(ns, left, err, false)); berr != nil {
 			log.G(ctx).WithError(berr).Warnf("cni: pod %s: DEL after a failed ADD has failed and will not be tried again", ns.id)
 			return err
 		}
 		return fmt.Errorf("%w; it will be tried again", err)
 	default:
-		return n.letGo(ctx, ns, left, oneLine(errs))
+		return n.letGo(ctx, ns, left, err)
 	}
+}
+
+// detachAll runs DEL for one list after the other, whatever the others brought,
+// and returns those for which it failed.
+func (n *Network) detachAll(ctx context.Context, attachments []attachment, ns *Namespace) (left []attachment, err error) {
+	var errs []error
+	for _, a := range attachments {
+		if err := n.detachOne(ctx, a, ns); err != nil {
+			errs = append(errs, err)
+			left = append(left, a)
+		}
+	}
+	if len(errs) > 0 {
+		err = oneLine(errs)
+	}
+	return left, err
 }
 
 // awaitSearch waits, for a moment after the start, until left-over plugins have

@@ -300,10 +300,14 @@ func shorten(s string, limit int) string {
 		strings.ToValidUTF8(s[len(s)-half:], "")
 }
 
-func verbOf(environ []string) string {
+func verbOf(environ []string) string      { return environValue(environ, "CNI_COMMAND") }
+func containerOf(environ []string) string { return environValue(environ, "CNI_CONTAINERID") }
+
+// environValue returns the last value of a variable.
+func environValue(environ []string, name string) string {
 	for i := len(environ) - 1; i >= 0; i-- {
-		if verb, ok := strings.CutPrefix(environ[i], "CNI_COMMAND="); ok {
-			return verb
+		if value, ok := strings.CutPrefix(environ[i], name+"="); ok {
+			return value
 		}
 	}
 	return ""

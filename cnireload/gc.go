@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 )
 
 // sweepEvery is how often plugins are told which attachments exist. What GC
@@ -116,6 +115,7 @@ func (n *Network) keep() {
 		n.findLeftOvers(ctx)
 	}
 	close(n.searched)
+	sweeps := n.config.collect && n.config.sandboxes != nil
 	var due time.Time // of the next GC
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -127,7 +127,6 @@ func (n *Network) keep() {
 		case <-timer.C:
 		}
 		n.replay(ctx)
-		sweeps := n.config.collect && n.config.sandboxes != nil
 		if sweeps && !time.Now().Before(due) && n.Snapshot().Ready() {
 			if n.turnstile.alone(ctx, n.sweep) && !gaveWay(n.swept.Load()) {
 				due = time.Now().Add(sweepEvery)
@@ -151,7 +150,7 @@ func (n *Network) sweep(ctx context.Context) {
 	var errs []error
 	for _, a := range n.Snapshot().attachments {
 		// The loopback list, and others below, are left alone.
-		if ok, err := version.GreaterThanOrEqualTo(a.list.CNIVersion, "1.1.0"); err != nil || !ok || a.list.DisableGC {
+		if !hasNewVerbs(a.list.CNIVersion) || a.list.DisableGC {
 			continue
 		}
 		stale, err := n.collect(ctx, a)
@@ -198,7 +197,8 @@ func (n *Network) collect(ctx context.Context, a attachment) (stale int, err err
 			continue
 		}
 		known[c.ContainerID] = true
-		if exists[c.ContainerID] || n.tombstones.has(c.ContainerID) || !belongsToCRI(c) || mounted(c.NetNS) {
+		// A namespace that is still there may be in use.
+		if exists[c.ContainerID] || n.tombstones.has(c.ContainerID) || !belongsToCRI(c) || isNamespace(c.NetNS) {
 			valid = append(valid, types.GCAttachment{ContainerID: c.ContainerID, IfName: c.IfName})
 			continue
 		}
@@ -230,15 +230,6 @@ func (n *Network) collect(ctx context.Context, a attachment) (stale int, err err
 // libcni's cache, and perhaps the same list, look after their own.
 func belongsToCRI(c *libcni.NetworkAttachment) bool {
 	return slices.Contains(c.CniArgs, [2]string{"K8S_POD_INFRA_CONTAINER_ID", c.ContainerID})
-}
-
-// mounted tells whether a network namespace is still there: somebody may use it.
-func mounted(netns string) bool {
-	if netns == "" {
-		return false
-	}
-	// Of a namespace that was mounted an empty file remains.
-	return isNamespace(netns)
 }
 
 // discard removes an attachment of a pod that is gone, with the list of its ADD.

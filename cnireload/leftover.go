@@ -39,7 +39,7 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 	}
 	var adopted []*process
 	for _, f := range found {
-		id := environValue(f.environ, "CNI_CONTAINERID")
+		id := containerOf(f.environ)
 		if f.ours() || !own[id] && !(idless[f.verb()] && f.orphan() && n.fromBinDir(f.path)) {
 			continue
 		}
@@ -73,13 +73,13 @@ func (n *Network) sandboxes(ctx context.Context) []Sandbox {
 // noteEscaped looks for processes that a plugin started in a group of its own,
 // which the end of the plugin's group does not reach.
 func (r *running) noteEscaped(ctx context.Context, path string, environ []string, group int) {
-	id, verb := environValue(environ, "CNI_CONTAINERID"), verbOf(environ)
+	id, verb := containerOf(environ), verbOf(environ)
 	if r == nil || id == "" {
 		return
 	}
 	var escaped []*process
 	for _, f := range foundPlugins() {
-		if f.verb() == verb && environValue(f.environ, "CNI_CONTAINERID") == id && f.group != group && !f.ours() {
+		if f.verb() == verb && containerOf(f.environ) == id && f.group != group && !f.ours() {
 			p := f.process(ProcessEscaped)
 			log.G(ctx).WithField("plugin", path).Warnf("cni: %s for pod %s left a process behind, pid %d, %s", verb, id, p.PID, p.Plugin)
 			escaped = append(escaped, p)
@@ -88,14 +88,14 @@ func (r *running) noteEscaped(ctx context.Context, path string, environ []string
 	r.adopt(escaped)
 }
 
-func (f *foundPlugin) verb() string { return environValue(f.environ, "CNI_COMMAND") }
+func (f *foundPlugin) verb() string { return verbOf(f.environ) }
 
 func (f *foundPlugin) process(state ProcessState) *process {
 	return &process{
 		Process: Process{
 			Plugin: filepath.Base(strings.TrimSuffix(f.path, " (deleted)")),
 			Verb:   f.verb(),
-			ID:     environValue(f.environ, "CNI_CONTAINERID"),
+			ID:     containerOf(f.environ),
 			PID:    f.pid,
 			Since:  f.since,
 			State:  state,

@@ -61,7 +61,7 @@ func foundPlugins() []*foundPlugin {
 		parent := byPID[f.parent]
 		// A child in a group of its own is not reached through its parent.
 		if parent != nil && parent.group == f.group && parent.verb() == f.verb() &&
-			environValue(parent.environ, "CNI_CONTAINERID") == environValue(f.environ, "CNI_CONTAINERID") {
+			containerOf(parent.environ) == containerOf(f.environ) {
 			continue
 		}
 		top = append(top, f)
@@ -155,7 +155,8 @@ const (
 	procMagic = 0x9fa0
 )
 
-// isNamespace tells whether path is a namespace.
+// isNamespace tells whether path is a namespace. Of one that was mounted an empty
+// file remains.
 func isNamespace(path string) bool {
 	var st syscall.Statfs_t
 	if syscall.Statfs(path, &st) != nil {

@@ -272,16 +272,7 @@ func WithReadyFiles(paths []string) Opt {
 // "30s". Empty means 30 seconds, zero not to wait.
 func WithReadyWait(wait string) Opt {
 	return func(c *config) error {
-		if wait == "" {
-			c.readyWait = defaultReadyWait
-			return nil
-		}
-		d, err := time.ParseDuration(wait)
-		if err != nil || d < 0 {
-			return fmt.Errorf("invalid ready_wait = %q: must be a duration such as \"30s\", or \"0s\" not to wait", wait)
-		}
-		c.readyWait = d
-		return nil
+		return setDuration(&c.readyWait, wait, defaultReadyWait, "ready_wait", `"30s", or "0s" not to wait`)
 	}
 }
 
@@ -290,17 +281,22 @@ func WithReadyWait(wait string) Opt {
 // the removal done later. Empty means 10 minutes, zero at the first failure.
 func WithDelGrace(grace string) Opt {
 	return func(c *config) error {
-		if grace == "" {
-			c.delGrace = defaultDelGrace
-			return nil
-		}
-		d, err := time.ParseDuration(grace)
-		if err != nil || d < 0 {
-			return fmt.Errorf("invalid del_grace = %q: must be a duration such as \"10m\", or \"0s\" to let pods go at once", grace)
-		}
-		c.delGrace = d
+		return setDuration(&c.delGrace, grace, defaultDelGrace, "del_grace", `"10m", or "0s" to let pods go at once`)
+	}
+}
+
+// setDuration sets what a key says, or the default if it is empty.
+func setDuration(to *time.Duration, value string, otherwise time.Duration, key, such string) error {
+	if value == "" {
+		*to = otherwise
 		return nil
 	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d < 0 {
+		return fmt.Errorf("invalid %s = %q: must be a duration such as %s", key, value, such)
+	}
+	*to = d
+	return nil
 }
 
 // WithTombstones sets the directory that remembers removals which are to be

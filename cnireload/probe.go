@@ -276,8 +276,9 @@ func verbUnsupported(err error, verb string) bool {
 	return strings.Contains(e.Msg, "unknown CNI_COMMAND")
 }
 
-// hasStatus tells whether lists of that version are asked for their STATUS.
-func hasStatus(cniVersion string) bool {
+// hasNewVerbs tells whether lists of that version know STATUS and GC, which came
+// with CNI 1.1.
+func hasNewVerbs(cniVersion string) bool {
 	ok, err := version.GreaterThanOrEqualTo(cniVersion, "1.1.0")
 	return err == nil && ok
 }
@@ -319,7 +320,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 			return v
 		}
 	}
-	if pl.conf != nil && hasStatus(n.list.CNIVersion) {
+	if pl.conf != nil && hasNewVerbs(n.list.CNIVersion) {
 		ok, next, err := p.status(ctx, n, index, pl, info)
 		v.next = next
 		switch {

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -80,7 +79,7 @@ func (r *running) begin(path string, environ []string, pid int) *process {
 		Process: Process{
 			Plugin: filepath.Base(path),
 			Verb:   verbOf(environ),
-			ID:     environValue(environ, "CNI_CONTAINERID"),
+			ID:     containerOf(environ),
 			PID:    pid,
 			Since:  time.Now(),
 			State:  ProcessRunning,
@@ -248,7 +247,7 @@ func (r *running) evict(id string) (adding bool) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		left := slices.DeleteFunc(strays, func(p *process) bool {
+		strays = slices.DeleteFunc(strays, func(p *process) bool {
 			if p.found != nil && !p.found.alive() {
 				r.end(p)
 			}
@@ -259,7 +258,6 @@ func (r *running) evict(id string) (adding bool) {
 				return false
 			}
 		})
-		strays = left
 		if len(strays) == 0 {
 			return false
 		}
@@ -286,14 +284,4 @@ func (r *running) close() {
 	if r.timer != nil {
 		r.timer.Stop()
 	}
-}
-
-// environValue returns the last value of a variable.
-func environValue(environ []string, name string) string {
-	for i := len(environ) - 1; i >= 0; i-- {
-		if value, ok := strings.CutPrefix(environ[i], name+"="); ok {
-			return value
-		}
-	}
-	return ""
 }

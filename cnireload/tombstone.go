@@ -337,17 +337,12 @@ func (n *Network) exhume(ctx context.Context, m *mound, attachments []attachment
 		ns.path = "" // gone; DEL can do without (CNI spec 1.1, section 4, DEL)
 	}
 	m.restoreCache(n.cacheDir())
-	var errs []error
-	for _, a := range attachments {
-		if err := n.detachOne(ctx, a, ns); err != nil {
-			errs = append(errs, err)
-		}
+	_, err := n.detachAll(ctx, attachments, ns)
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
 	}
-	if err := context.Cause(ctx); err != nil {
+	if err != nil {
 		return err
-	}
-	if len(errs) > 0 {
-		return oneLine(errs)
 	}
 	n.tombstones.clear(m.ID)
 	n.tried.forget(m.ID)
