@@ -24,9 +24,9 @@ import (
 // held counts the addresses that the real host-local has given out for a network.
 func (n *node) held(network string) int {
 	n.t.Helper()
-	files, err := filepath.Glob(filepath.Join(n.AttachmentCache(), "networks", network, "10.*"))
+	held, err := n.HostLocal(network)
 	assert.NilError(n.t, err)
-	return len(files)
+	return len(held)
 }
 
 // owed waits until so many removals are owed.

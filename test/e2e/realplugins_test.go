@@ -212,7 +212,7 @@ func TestRealPlugins(t *testing.T) {
 	row("multus-shim (list and gate; the plugin is a stand-in)", "binary, VERSION, STATUS; gate: its daemon accepts connections on `daemonSocketDir`/multus.sock, default /run/multus", not(`"multus-shim"`, filepath.Join(n.Base, "multus.sock")))
 
 	// Nothing of all these pods is left.
-	held, err := filepath.Glob(filepath.Join(n.AttachmentCache(), "networks", "real", "10.*"))
+	held, err := n.HostLocal("real")
 	assert.NilError(t, err)
 	assert.Equal(t, len(held), 0, "addresses held by host-local: %v", held)
 }

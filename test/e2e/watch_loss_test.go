@@ -210,7 +210,7 @@ func (n *node) idle(during time.Duration) {
 	before, lines := n.cpu(), n.logLines("")
 	time.Sleep(during)
 	used := n.cpu() - before
-	assert.Assert(n.t, used < during/20+100*time.Millisecond, "the daemon used %v of CPU in %v of doing nothing", used, during)
+	assert.Assert(n.t, used < during/20, "the daemon used %v of CPU in %v of doing nothing", used, during)
 	if more := n.logLines("") - lines; more > 0 {
 		n.t.Errorf("%d log lines about nothing new:\n%s", more, n.LogTail(more))
 	}

@@ -5,6 +5,7 @@ package harness
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 )
@@ -38,4 +39,19 @@ func CalicoList(nodename string) string {
   ]
 }
 `, nodename)
+}
+
+// HostLocal lists the addresses that host-local has given out for a network.
+func (d *Daemon) HostLocal(network string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Join(d.AttachmentCache(), "networks", network))
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	used := []string{}
+	for _, e := range entries {
+		if _, err := netip.ParseAddr(e.Name()); err == nil {
+			used = append(used, e.Name())
+		}
+	}
+	return used, nil
 }

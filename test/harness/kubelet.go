@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -305,21 +304,6 @@ func (n *Node) ContainerPID(ctx context.Context, id string) (int, error) {
 		PID int `json:"pid"`
 	}
 	return info.PID, json.Unmarshal([]byte(r.GetInfo()["info"]), &info)
-}
-
-// HostLocal lists the addresses that host-local has given out for a network.
-func (n *Node) HostLocal(network string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(n.AttachmentCache(), "networks", network))
-	if err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	var used []string
-	for _, e := range entries {
-		if _, err := netip.ParseAddr(e.Name()); err == nil {
-			used = append(used, e.Name())
-		}
-	}
-	return used, nil
 }
 
 // LogLine is a line of kubelet's log.

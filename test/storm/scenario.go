@@ -5,7 +5,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
@@ -121,9 +120,6 @@ func (s scenario) heal(d *harness.Daemon) error {
 
 // leaked counts the addresses that host-local holds for the list.
 func (s scenario) leaked(d *harness.Daemon) (int, error) {
-	held, err := filepath.Glob(filepath.Join(d.AttachmentCache(), "networks", s.network(), "10.*"))
-	if err != nil {
-		return 0, fmt.Errorf("host-local's folder: %w", err)
-	}
-	return len(held), nil
+	held, err := d.HostLocal(s.network())
+	return len(held), err
 }

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -87,7 +88,7 @@ func compareSides(work, busybox, only string) error {
 	}
 	fmt.Println("left out:")
 	skipped := 0
-	for _, name := range sortedKeys(list) {
+	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if !list[name].run {
 			skipped++
 			fmt.Printf("    %s: %s\n", name, list[name].reason)
@@ -214,7 +215,7 @@ func runSide(side harness.Side, work, busybox string, names []string) (map[strin
 // compare returns a line for each result that is not as it must be.
 func compare(stock, patched map[string]string, list map[string]listed) []string {
 	var faults []string
-	for _, name := range sortedKeys(stock) {
+	for _, name := range slices.Sorted(maps.Keys(stock)) {
 		s, p := stock[name], patched[name]
 		top, _, _ := strings.Cut(name, "/")
 		if s == "FAIL" && !list[top].fails {
@@ -224,7 +225,7 @@ func compare(stock, patched map[string]string, list map[string]listed) []string 
 			faults = append(faults, fmt.Sprintf("%s: %s on stock, %q on the patched daemon", name, s, p))
 		}
 	}
-	for _, name := range sortedKeys(patched) {
+	for _, name := range slices.Sorted(maps.Keys(patched)) {
 		if _, ok := stock[name]; !ok {
 			faults = append(faults, fmt.Sprintf("%s: %s on the patched daemon alone", name, patched[name]))
 		}
@@ -245,15 +246,6 @@ func count(results map[string]string) (pass, fail, skip int) {
 		}
 	}
 	return pass, fail, skip
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	var keys []string
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // runInside starts the daemon and runs one test after the other, each in a process of its own: one

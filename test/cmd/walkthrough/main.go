@@ -317,19 +317,7 @@ func (w *walk) install(name string) error {
 }
 
 // addresses are those host-local has given out.
-func (w *walk) addresses() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(w.d.AttachmentCache(), "networks", "walkthrough"))
-	if err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	used := []string{}
-	for _, e := range entries {
-		if _, err := netip.ParseAddr(e.Name()); err == nil {
-			used = append(used, e.Name())
-		}
-	}
-	return used, nil
-}
+func (w *walk) addresses() ([]string, error) { return w.d.HostLocal("walkthrough") }
 
 // run runs crictl and returns what it printed.
 func (w *walk) run(ctx context.Context, args ...string) (string, error) {
