@@ -179,7 +179,7 @@ func (s *scanner) scan() dirScan {
 // spared returns what is known of a file that need not be looked at, or nil.
 func (s *scanner) spared(path string, e fs.DirEntry, entries []fs.DirEntry) *confFile {
 	p, c := s.parsed[path], s.contents[path]
-	if s.spareAfter == "" || path <= s.spareAfter || !e.Type().IsRegular() || p == nil || c == nil ||
+	if s.spareAfter == "" || path <= s.spareAfter || !e.Type().IsRegular() || p == nil || c == nil || !c.fresh(c.id) ||
 		p.list != nil && has(entries, p.list.Name) {
 		return nil
 	}

@@ -560,7 +560,7 @@ func (l *loop) publish(ctx context.Context, s *Snapshot, nets []*network, now ti
 		l.generation = ""
 	}
 	digest := s.digest()
-	if digest == l.published {
+	if digest == l.published && slices.Equal(s.Skipped, previous.Skipped) {
 		return
 	}
 	l.published = digest
@@ -580,15 +580,13 @@ func (s *Snapshot) failure() string {
 	return failure
 }
 
-// digest names everything in the snapshot that somebody could notice.
+// digest names everything in the snapshot that somebody could notice, except for
+// the skipped files, of which there can be many.
 func (s *Snapshot) digest() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d\x00%v\x00%v\x00%v\x00", s.Generation, s.Cause, s.LoadError, s.Watch)
 	for _, n := range s.Networks {
 		fmt.Fprintf(&b, "%s\x00%s\x00%s\x00%v\x00%v\x00%v\x01", n.Name, n.File, n.SHA256, n.DropIns, n.StaleError, n.Plugins)
-	}
-	for _, f := range s.Skipped {
-		b.WriteString(f.File + "\x00" + f.Reason + "\x01")
 	}
 	if s.Template != nil {
 		fmt.Fprintf(&b, "%v", *s.Template)

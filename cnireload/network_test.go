@@ -308,7 +308,7 @@ func digestOf(s *Snapshot) string {
 	if err != nil {
 		panic(err)
 	}
-	return fmt.Sprintf("%s\x00%s\x00%v\x00%v\x00%v\x00%+v", s.digest(), b, s.LoadedAt, s.ConfDir, s.BinDirs, s.attachments)
+	return fmt.Sprintf("%s\x00%s\x00%v\x00%v\x00%v\x00%v\x00%+v", s.digest(), b, s.Skipped, s.LoadedAt, s.ConfDir, s.BinDirs, s.attachments)
 }
 
 // Everything at once, for the race detector. No snapshot that anybody got is
