@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
@@ -161,11 +162,14 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	}
 	n.turnstile.enter()
 	defer n.turnstile.leave()
+	begin := time.Now()
 	results, err := attach(ctx, s.attachments, ns)
 	if err != nil {
 		n.tried.put(id, s.attachments)
+		n.trials.failedWith(n.logger(n.ctx), ns.args["K8S_POD_UID"], s.Generation, err, time.Since(begin), n.pace.trial)
 		return nil, err
 	}
+	n.trials.succeeded(n.logger(n.ctx))
 	n.disprove(s.closedReported())
 	return n.convert(results)
 }

@@ -6,16 +6,20 @@
 package cnireload
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 const good = `{"cniVersion":"1.0.0","name":"good","plugins":[{"type":"fakenet"}]}`
@@ -574,6 +578,41 @@ func TestLongTextsInFiles(t *testing.T) {
 				if len(s) > 4<<10 {
 					t.Errorf("%d bytes: %.80q", len(s), s)
 				}
+			}
+		})
+	}
+}
+
+// Whatever a file is called, it is used like any other, and what is said of it is
+// one line that a CRI message can carry: protobuf refuses text that is not UTF-8.
+func TestOddFileNames(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{
+		".conflist", "-rf.conflist", "10 a.conflist", "10-%s%n.conflist", "10-\n\t\x1b[2J.conflist", "10-\xff\xfe.conflist",
+		"10-\u00e9\u4e16\u754c.conflist", "10-\u202egpj.conflist", `10-"}\.conflist`, strings.Repeat("a", 255-len(".conflist")) + ".conflist",
+	} {
+		t.Run(strconv.Quote(name), func(t *testing.T) {
+			t.Parallel()
+			d := newNode(t)
+			d.install("fakenet")
+			path := d.write(name, good)
+			n := d.network()
+			d.must(n.Load())
+			if s := n.Snapshot(); !s.Ready() || len(s.Networks) != 1 || s.Networks[0].File != path {
+				t.Errorf("%v, %+v", s.Err(), s.Networks)
+			}
+			d.write(name, conflist("7.7.7", "good", "fakenet"))
+			n = d.network()
+			_ = n.Load()
+			text := n.Status().Error()
+			if wrong := missingWords(n.Status(), []string{"cni plugin not initialized", "7.7.7"}); wrong != "" {
+				t.Error(wrong)
+			}
+			if i := strings.IndexFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 || !utf8.ValidString(text) {
+				t.Errorf("%q", text)
+			}
+			if b, err := json.Marshal(n.Snapshot().Config()); err != nil || !utf8.Valid(b) {
+				t.Errorf("%v, %q", err, b)
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -290,14 +291,14 @@ func pluginError(err error, stdout, stderr *capture) error {
 }
 
 // shorten keeps the head and the tail of a text.
-func shorten(s string, limit int) string {
+func shorten[T string | []byte](s T, limit int) string {
 	if len(s) <= limit {
-		return s
+		return string(s)
 	}
 	half := limit/2 - 16
-	return strings.ToValidUTF8(s[:half], "") +
+	return strings.ToValidUTF8(string(s[:half]), "") +
 		fmt.Sprintf(" ...(%d bytes)... ", len(s)-2*half) +
-		strings.ToValidUTF8(s[len(s)-half:], "")
+		strings.ToValidUTF8(string(s[len(s)-half:]), "")
 }
 
 func verbOf(environ []string) string      { return environValue(environ, "CNI_COMMAND") }
@@ -333,31 +334,31 @@ func injectTraceContext(ctx context.Context, environ []string) []string {
 }
 
 // capture keeps what is written to it, up to maxOutput bytes, and of more than
-// that the first and the last maxErrorText. Its lock is held for the copy alone: an abandoned plugin may
-// still write while the caller reads.
+// that, or of what cannot be a JSON object, the first and the last maxErrorText
+// only: many plugins may print a lot at once. Its lock is held for the copy
+// alone: an abandoned plugin may still write while the caller reads.
 type capture struct {
 	mu   sync.Mutex
 	head []byte
 	tail []byte
 	n    int64
+	cut  bool // only head and tail are kept
 }
 
 func (c *capture) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n += int64(len(p))
-	if c.n > maxOutput && len(c.head) > maxErrorText {
-		// Too much to be believed: only what goes into an error is kept, since
-		// many plugins may do this at once.
-		rest := c.head[maxErrorText:]
-		c.head = bytes.Clone(c.head[:maxErrorText])
-		c.tail = bytes.Clone(rest[max(0, len(rest)-maxErrorText):])
-	}
 	rest := p
-	if room := maxOutput - len(c.head); room > 0 && c.n <= maxOutput {
-		take := min(room, len(rest))
-		c.head = append(c.head, rest[:take]...)
-		rest = rest[take:]
+	if !c.cut {
+		c.head = append(c.head, p...)
+		rest = nil
+		if len(c.head) > maxOutput || len(c.head) > maxErrorText && !bytes.HasPrefix(bytes.TrimSpace(c.head[:maxErrorText]), []byte("{")) {
+			c.cut = true
+			over := c.head[maxErrorText:]
+			c.head = bytes.Clone(c.head[:maxErrorText])
+			c.tail = bytes.Clone(over[max(0, len(over)-maxErrorText):])
+		}
 	}
 	if len(rest) > 0 {
 		c.tail = append(c.tail, rest[max(0, len(rest)-maxErrorText):]...)
@@ -374,10 +375,11 @@ func (c *capture) total() int64 {
 	return c.n
 }
 
+// bytes returns what was written, or its first part, which nobody may change.
 func (c *capture) bytes() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return bytes.Clone(c.head)
+	return slices.Clip(c.head)
 }
 
 // text returns at most maxErrorText of what was written, head and tail.
@@ -385,7 +387,7 @@ func (c *capture) text() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.tail) == 0 {
-		return shorten(string(c.head), maxErrorText)
+		return shorten(c.head, maxErrorText)
 	}
 	half := maxErrorText/2 - 16
 	return fmt.Sprintf("%s ...(%d bytes)... %s", c.head[:half], c.n-2*int64(half), c.tail[max(0, len(c.tail)-half):])

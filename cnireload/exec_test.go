@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -111,13 +112,13 @@ func TestExecErrorTexts(t *testing.T) {
 func TestExecDeliversInputAndEnvironment(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
-	path := d.executable("plugin", `printf '%s|%s|' "$CNI_COMMAND" "$X"; cat; echo noise >&2`)
+	path := d.executable("plugin", `printf '{%s|%s|' "$CNI_COMMAND" "$X"; cat; echo noise >&2`)
 	input := strings.Repeat("0123456789", 50000) // more than a pipe holds
 	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, []byte(input), []string{"X=y", "CNI_COMMAND=ADD"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "ADD|y|" + input; string(out) != want {
+	if want := "{ADD|y|" + input; string(out) != want {
 		t.Errorf("got %.40q of %d bytes, want %.40q of %d", out, len(out), want, len(want))
 	}
 	// A plugin need not read what it is given.
@@ -405,7 +406,7 @@ func TestExecEndedWellBeforeItsBound(t *testing.T) {
 // ended; nothing of it may be lost then, or a success is a failure.
 func TestOutputIsReadHoweverLate(t *testing.T) {
 	t.Parallel()
-	want := strings.Repeat("0123456789", 5000) // less than a pipe holds
+	want := "{" + strings.Repeat("0123456789", 5000) // less than a pipe holds
 	for _, held := range []bool{false, true} {
 		o, err := newOutput()
 		if err != nil {
@@ -448,9 +449,26 @@ func TestCaptureLetsGoOfTooMuch(t *testing.T) {
 	if !strings.HasPrefix(text, "000000xxx") || len(text) > maxErrorText || !strings.Contains(text, "bytes)... ") {
 		t.Errorf("%d bytes: %.40s", len(text), text)
 	}
-	var small capture
-	_, _ = small.Write([]byte(strings.Repeat("y", maxOutput)))
-	if len(small.bytes()) != maxOutput {
-		t.Errorf("%d bytes of a result are kept", len(small.bytes()))
+	for _, tt := range []struct {
+		text string
+		keep int
+	}{
+		{"\n {" + strings.Repeat("y", maxOutput-3), maxOutput},
+		{"{" + strings.Repeat("y", maxOutput), maxErrorText},
+		// This can be no result, however long it is.
+		{"y{" + strings.Repeat("y", 64<<10), maxErrorText},
+		{strings.Repeat(" ", maxErrorText+1), maxErrorText},
+		{"[" + strings.Repeat("y", maxErrorText), maxErrorText},
+		{strings.Repeat("y", maxErrorText), maxErrorText},
+	} {
+		for _, size := range []int{len(tt.text), 1 << 13, 100} {
+			var c capture
+			for chunk := range slices.Chunk([]byte(tt.text), size) {
+				_, _ = c.Write(chunk)
+			}
+			if len(c.bytes()) != tt.keep || !strings.HasPrefix(tt.text, string(c.bytes())) || !strings.HasSuffix(tt.text, string(c.tail)) || c.total() != int64(len(tt.text)) {
+				t.Errorf("%.10q, %d bytes in pieces of %d: %d are kept, then %d", tt.text, len(tt.text), size, len(c.head), len(c.tail))
+			}
+		}
 	}
 }

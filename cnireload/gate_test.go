@@ -802,7 +802,7 @@ func admitting(ctx context.Context, n *Network, count int) func() []admitted {
 	for i := range count {
 		wg.Go(func() {
 			start := time.Now()
-			err := n.Admit(ctx)
+			err := n.Admit(ctx, "")
 			results[i] = admitted{err, time.Since(start)}
 		})
 	}

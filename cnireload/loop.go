@@ -188,7 +188,7 @@ func (l *loop) look(ctx context.Context, told bool) {
 		before := errorText(l.renderer.err)
 		// Tried at each look, said once: the disk may be full for a while.
 		if err := l.renderer.render(l.renderer.record.CIDRs, ""); err != nil && err.Error() != before {
-			l.logger(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
+			l.n.logger(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
 		}
 	}
 	// While the watch works and is silent, files that would not be used whatever
@@ -596,16 +596,16 @@ func (s *Snapshot) digest() string {
 }
 
 // logger names the runtime handler, if it has a network of its own.
-func (l *loop) logger(ctx context.Context) *log.Entry {
-	if l.n.config.handler == "" {
+func (n *Network) logger(ctx context.Context) *log.Entry {
+	if n.config.handler == "" {
 		return log.G(ctx)
 	}
-	return log.G(ctx).WithField("handler", l.n.config.handler)
+	return log.G(ctx).WithField("handler", n.config.handler)
 }
 
 // report logs one line for each transition.
 func (l *loop) report(ctx context.Context, s *Snapshot) {
-	logger := l.logger(ctx)
+	logger := l.n.logger(ctx)
 	skipped := make(map[string]string, len(s.Skipped))
 	for _, f := range s.Skipped {
 		skipped[f.File] = f.Reason
@@ -661,13 +661,13 @@ func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
 			}
 			continue
 		default:
-			l.logger(ctx).Warnf("cni: %s %s; its last good content stays in use", n.File, oneline.Of(n.StaleError.Error()))
+			l.n.logger(ctx).Warnf("cni: %s %s; its last good content stays in use", n.File, oneline.Of(n.StaleError.Error()))
 		}
 		stale[n.File] = true
 	}
 	for file := range l.logged.stale {
 		if !stale[file] {
-			l.logger(ctx).Infof("cni: %s is no longer used with its last good content", file)
+			l.n.logger(ctx).Infof("cni: %s is no longer used with its last good content", file)
 		}
 	}
 	l.logged.stale = stale

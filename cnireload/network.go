@@ -79,6 +79,8 @@ type pace struct {
 	agent time.Duration
 	// replay is how often what is owed is looked at.
 	replay time.Duration
+	// trial is how often a pod is tried while all fail.
+	trial time.Duration
 }
 
 var defaultPace = pace{
@@ -89,6 +91,7 @@ var defaultPace = pace{
 	gate:         500 * time.Millisecond,
 	agent:        30 * time.Second,
 	replay:       time.Second,
+	trial:        500 * time.Millisecond,
 }
 
 // Network is the networks of one configuration directory. Its methods can be
@@ -106,6 +109,7 @@ type Network struct {
 	tried      recollection[[]attachment]
 	failing    recollection[time.Time]
 	tombstones *tombstones
+	trials     trials
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
@@ -240,37 +244,79 @@ func (n *Network) Snapshot() *Snapshot { return n.snapshot.Load() }
 // lock and reads no file.
 func (n *Network) Status() error { return n.Snapshot().Err() }
 
-// Admit waits until pods can be attached, for as long as WithReadyWait says, and
+// Admit waits until a pod can be attached, for as long as WithReadyWait says, and
 // returns nil as soon as that is so. Otherwise it returns Status's error. It
 // gives up with ctx, and then says so too.
 //
 // It also waits for gates that are only reported, but when the time is up it
 // leaves these to the plugin, which knows best.
 //
+// When the last pods have all failed, see [Network.Trial], it also waits for the
+// pod's turn, and for no longer either. pod tells pods from each other, by their
+// UID for example. A network that does not wait tries every pod at once.
+//
 // A waiting call costs no goroutine beside the caller's.
-func (n *Network) Admit(ctx context.Context) error {
+func (n *Network) Admit(ctx context.Context, pod string) error {
 	s := n.Snapshot()
+	var place *trialWaiter
 	if s.admits() {
-		return nil
+		if place = n.enterTrial(pod, s); place == nil {
+			return nil
+		}
 	}
 	wait := time.NewTimer(n.config.readyWait)
 	defer wait.Stop()
-	for !s.admits() {
+	for {
+		var turn chan struct{}
+		if place != nil {
+			turn = place.turn
+		}
 		select {
+		case <-turn:
+			if s = n.Snapshot(); s.admits() {
+				return nil
+			}
+			place = nil
 		case <-s.superseded:
 			s = n.Snapshot()
+			n.trials.renew(s.Generation)
+			if place == nil && s.admits() {
+				if place = n.enterTrial(pod, s); place == nil {
+					return nil
+				}
+			}
 		case <-wait.C:
+			if place != nil {
+				err := n.trials.heldBack(n.pace.trial)
+				n.trials.leave(place)
+				return err
+			}
 			return n.Status()
 		case <-ctx.Done():
+			if place != nil {
+				err := n.trials.heldBack(n.pace.trial)
+				n.trials.leave(place)
+				return fmt.Errorf("%w while %w", context.Cause(ctx), err)
+			}
 			if err := n.Status(); err != nil {
 				return fmt.Errorf("%w while waiting for the network: %w", context.Cause(ctx), err)
 			}
 			return fmt.Errorf("%w while waiting for the agent of a plugin", context.Cause(ctx))
 		case <-n.ctx.Done():
+			if place != nil {
+				n.trials.leave(place)
+			}
 			return context.Cause(n.ctx)
 		}
 	}
-	return nil
+}
+
+// enterTrial returns the pod's place if it has to wait for its turn.
+func (n *Network) enterTrial(pod string, s *Snapshot) *trialWaiter {
+	if n.config.readyWait == 0 {
+		return nil
+	}
+	return n.trials.enter(pod, s.Generation, n.pace.trial)
 }
 
 // GetConfig returns the lists in use, loopback included.

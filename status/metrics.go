@@ -85,6 +85,11 @@ func (v View) Metrics() []Metric {
 			add("network_plugin_processes", "How many processes of CNI plugins have not ended, by how they stand.", false, float64(processes[state]),
 				Label{"state", string(state)})
 		}
+		held := 0
+		if w.trial != nil {
+			held = w.trial.Held
+		}
+		add("network_held_pods", "How many pods wait for their turn because the last ones have all failed.", false, float64(held))
 		add("network_tombstones", "How many removals of pods are owed because they could not be done.", false, float64(len(w.tombstones)))
 	}
 	return metrics

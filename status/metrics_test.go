@@ -76,7 +76,8 @@ func metricsOf(snapshots map[string]*cnireload.Snapshot, calls map[cnireload.Cal
 	v := view(snapshots, "default")
 	for name, l := range v.networks {
 		l.work = func() work {
-			return work{calls: calls, processes: someProcesses(2), tombstones: make([]cnireload.Tombstone, 3)}
+			return work{calls: calls, processes: someProcesses(2), tombstones: make([]cnireload.Tombstone, 3),
+				trial: &cnireload.Trial{Failures: 20, Held: 7}}
 		}
 		v.networks[name] = l
 	}
@@ -129,6 +130,7 @@ func TestMetrics(t *testing.T) {
 		`network_plugin_processes{handler="default",state="abandoned"} 2`,
 		`network_plugin_processes{handler="default",state="left over"} 0`,
 		`network_plugin_processes{handler="default",state="escaped"} 2`,
+		`network_held_pods{handler="default"} 7`,
 		`network_tombstones{handler="default"} 3`,
 	}
 	if got := lines(metrics); !slices.Equal(got, want) {

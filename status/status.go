@@ -55,10 +55,11 @@ type work struct {
 	processes  []cnireload.Process
 	tombstones []cnireload.Tombstone
 	sweep      *cnireload.Sweep // nil before the first
+	trial      *cnireload.Trial // nil unless pods are held back
 }
 
 func workOf(n *cnireload.Network) work {
-	return work{calls: n.Calls(), processes: n.Processes(), tombstones: n.Tombstones(), sweep: n.LastSweep()}
+	return work{calls: n.Calls(), processes: n.Processes(), tombstones: n.Tombstones(), sweep: n.LastSweep(), trial: n.Trial()}
 }
 
 // Of looks at each network once. The keys are names of runtime handlers,
@@ -151,6 +152,7 @@ type Report struct {
 	Template   *Template         `json:"template,omitempty"`
 	Gates      []Gate            `json:"gates"`
 	Calls      Calls             `json:"calls"`
+	Trial      *Trial            `json:"trial,omitempty"`
 	GC         *GC               `json:"gc,omitempty"`
 	Timeouts   map[string]string `json:"timeouts"`
 }
@@ -251,6 +253,14 @@ type Tombstone struct {
 	Attempts int       `json:"attempts"`
 }
 
+// Trial says that the last pods have all failed, so that one is tried at a time.
+type Trial struct {
+	Failures int       `json:"failures"` // in a row
+	Since    time.Time `json:"since"`
+	Held     int       `json:"held"` // pods that wait for their turn
+	Cause    string    `json:"cause"`
+}
+
 // GC is how the last GC went.
 type GC struct {
 	At    time.Time `json:"at"`
@@ -312,6 +322,9 @@ func (l look) report() Report {
 		Gates:      []Gate{},
 		Calls:      calls(w),
 		Timeouts:   timeouts(),
+	}
+	if t := w.trial; t != nil {
+		r.Trial = &Trial{Failures: t.Failures, Since: t.Since, Held: t.Held, Cause: printable(t.Cause)}
 	}
 	if sweep := w.sweep; sweep != nil {
 		r.GC = &GC{At: sweep.At, Stale: sweep.Stale}

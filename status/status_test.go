@@ -466,7 +466,8 @@ func TestCalls(t *testing.T) {
 	l := v.networks["default"]
 	at := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
 	l.work = func() work {
-		w := work{processes: someProcesses(100), sweep: &cnireload.Sweep{At: at, Stale: 2, Err: errors.New(bad)}}
+		w := work{processes: someProcesses(100), sweep: &cnireload.Sweep{At: at, Stale: 2, Err: errors.New(bad)},
+			trial: &cnireload.Trial{Failures: 12, Since: at, Held: 3, Cause: bad}}
 		w.processes = append(w.processes, cnireload.Process{Plugin: bad, Verb: "DEL", ID: bad, State: cnireload.ProcessLeftOver})
 		for range 256 {
 			w.tombstones = append(w.tombstones, cnireload.Tombstone{ID: bad, Networks: []string{bad}, Since: at, Cause: bad, Attempts: 4})
@@ -490,7 +491,10 @@ func TestCalls(t *testing.T) {
 	if r.GC == nil || !r.GC.At.Equal(at) || r.GC.Stale != 2 {
 		t.Errorf("gc is %+v", r.GC)
 	}
-	for _, text := range []string{c.LeftOver[0].Plugin, c.LeftOver[0].Sandbox, c.Tombstones[0].Sandbox, c.Tombstones[0].Networks[0], c.Tombstones[0].Cause, r.GC.Error} {
+	if r.Trial == nil || r.Trial.Failures != 12 || !r.Trial.Since.Equal(at) || r.Trial.Held != 3 {
+		t.Errorf("trial is %+v", r.Trial)
+	}
+	for _, text := range []string{r.Trial.Cause, c.LeftOver[0].Plugin, c.LeftOver[0].Sandbox, c.Tombstones[0].Sandbox, c.Tombstones[0].Networks[0], c.Tombstones[0].Cause, r.GC.Error} {
 		if text == "" || len(text) > 1024 || strings.ContainsFunc(text, unicode.IsControl) || !utf8.ValidString(text) {
 			t.Errorf("%q", text)
 		}
