@@ -166,7 +166,7 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	results, err := attach(ctx, s.attachments, ns)
 	if err != nil {
 		n.tried.put(id, s.attachments)
-		n.trials.failedWith(n.logger(n.ctx), ns.args["K8S_POD_UID"], s.Generation, err, time.Since(begin), n.pace.trial)
+		n.trials.failedWith(ns.args["K8S_POD_UID"], s.Generation, err, time.Since(begin))
 		return nil, err
 	}
 	n.trials.succeeded(n.logger(n.ctx))

@@ -258,65 +258,57 @@ func (n *Network) Status() error { return n.Snapshot().Err() }
 // A waiting call costs no goroutine beside the caller's.
 func (n *Network) Admit(ctx context.Context, pod string) error {
 	s := n.Snapshot()
-	var place *trialWaiter
+	var turn chan struct{} // nil unless only that is waited for
 	if s.admits() {
-		if place = n.enterTrial(pod, s); place == nil {
+		if turn = n.enterTrial(pod, s); turn == nil {
 			return nil
 		}
 	}
 	wait := time.NewTimer(n.config.readyWait)
 	defer wait.Stop()
 	for {
-		var turn chan struct{}
-		if place != nil {
-			turn = place.turn
-		}
 		select {
 		case <-turn:
 			if s = n.Snapshot(); s.admits() {
 				return nil
 			}
-			place = nil
+			turn = nil
 		case <-s.superseded:
 			s = n.Snapshot()
 			n.trials.renew(s.Generation)
-			if place == nil && s.admits() {
-				if place = n.enterTrial(pod, s); place == nil {
+			if turn == nil && s.admits() {
+				if turn = n.enterTrial(pod, s); turn == nil {
 					return nil
 				}
 			}
 		case <-wait.C:
-			if place != nil {
-				err := n.trials.heldBack(n.pace.trial)
-				n.trials.leave(place)
-				return err
+			if turn != nil {
+				n.trials.leave(turn)
+				return n.trials.heldBack(n.pace.trial)
 			}
 			return n.Status()
 		case <-ctx.Done():
-			if place != nil {
-				err := n.trials.heldBack(n.pace.trial)
-				n.trials.leave(place)
-				return fmt.Errorf("%w while %w", context.Cause(ctx), err)
+			if turn != nil {
+				n.trials.leave(turn)
+				return fmt.Errorf("%w while %w", context.Cause(ctx), n.trials.heldBack(n.pace.trial))
 			}
 			if err := n.Status(); err != nil {
 				return fmt.Errorf("%w while waiting for the network: %w", context.Cause(ctx), err)
 			}
 			return fmt.Errorf("%w while waiting for the agent of a plugin", context.Cause(ctx))
 		case <-n.ctx.Done():
-			if place != nil {
-				n.trials.leave(place)
-			}
+			n.trials.leave(turn)
 			return context.Cause(n.ctx)
 		}
 	}
 }
 
-// enterTrial returns the pod's place if it has to wait for its turn.
-func (n *Network) enterTrial(pod string, s *Snapshot) *trialWaiter {
+// enterTrial returns what is closed at the pod's turn if it has to wait for it.
+func (n *Network) enterTrial(pod string, s *Snapshot) chan struct{} {
 	if n.config.readyWait == 0 {
 		return nil
 	}
-	return n.trials.enter(pod, s.Generation, n.pace.trial)
+	return n.trials.enter(n.logger(n.ctx), pod, s.Generation, n.pace.trial)
 }
 
 // GetConfig returns the lists in use, loopback included.

@@ -17,8 +17,12 @@ import (
 
 const (
 	// trialAfter is how many pods in a row must fail for the next ones to be
-	// tried one after the other.
+	// tried one after the other, and how many must succeed to end that.
 	trialAfter = 10
+	// trialsPerSuccess is how many waiters go on when a pod has succeeded. If all
+	// is well that doubles their number each time; if only some pods are, it
+	// lets no crowd of others loose.
+	trialsPerSuccess = 2
 	// fastFailure is how soon a plugin must fail for that to count: one that
 	// takes its time does not wear the node out, and one that hangs says nothing
 	// about the next pod.
@@ -32,33 +36,37 @@ const (
 // trials holds pods back while every pod of a network fails, for a reason that
 // no gate knows of: dozens of pods that are retried at once keep each other and
 // everything else on the node from getting anywhere (projectcalico/calico#13884).
-// One is tried at each beat, pods that have not failed before first, and the
-// first that succeeds lets all others go on.
+// One is tried at each beat, and each that succeeds lets two more go on. Pods
+// that have not failed before have a beat of their own: they are not to wait for
+// those that have.
 //
 // Its lock is never held while something is waited for.
 type trials struct {
 	mu         sync.Mutex
 	generation uint64 // that has failed
-	failures   int    // in a row
+	failures   int    // in a row, and once pods are held back, all since
+	successes  int    // in a row
 	since      time.Time
-	last       time.Time
+	last       time.Time // failure
 	cause      error
 	failed     map[string]bool // pods
-	next       time.Time       // when the next one may be tried
-	timer      *time.Timer     // runs while there are waiters
-	waiters    []*trialWaiter  // pods that have not failed first, then as they came
+	fresh      trialQueue      // pods that have not failed before
+	again      trialQueue
+	said       bool // that pods are held back
 }
 
-// trialWaiter is a pod whose turn has not come. turn is closed when it has.
-type trialWaiter struct {
-	again bool // it has failed before
-	turn  chan struct{}
+// trialQueue is pods whose turn has not come, each with what is closed when it
+// has. It belongs to trials.
+type trialQueue struct {
+	waiters []chan struct{}
+	next    time.Time   // when the next one may be tried
+	timer   *time.Timer // runs while there are waiters
 }
 
 // Trial says that pods are tried one after the other, because all have failed.
 type Trial struct {
-	Failures int       // in a row
-	Since    time.Time // when the first of them was
+	Failures int       // since the first of ten in a row
+	Since    time.Time // when that was
 	Held     int       // pods that wait for their turn
 	Cause    string    // of the last failure
 }
@@ -71,7 +79,7 @@ func (n *Network) Trial() *Trial {
 	if !t.active(time.Now(), n.Snapshot().Generation) {
 		return nil
 	}
-	return &Trial{Failures: t.failures, Since: t.since, Held: len(t.waiters), Cause: t.cause.Error()}
+	return &Trial{Failures: t.failures, Since: t.since, Held: t.held(), Cause: t.cause.Error()}
 }
 
 // active tells whether pods are held back. t is locked.
@@ -79,71 +87,97 @@ func (t *trials) active(now time.Time, generation uint64) bool {
 	return t.failures >= trialAfter && t.generation == generation && now.Sub(t.last) < trialMemory
 }
 
-// enter returns nil if the pod can go on at once, and otherwise its place.
-func (t *trials) enter(pod string, generation uint64, pace time.Duration) *trialWaiter {
+// held is how many pods wait. t is locked.
+func (t *trials) held() int { return len(t.fresh.waiters) + len(t.again.waiters) }
+
+// enter returns nil if the pod can go on at once, and otherwise what is closed
+// when it can.
+func (t *trials) enter(logger *log.Entry, pod string, generation uint64, pace time.Duration) chan struct{} {
+	turn, cause := t.place(pod, generation, pace)
+	if cause != nil {
+		logger.Warnf("cni: at least %d pods in a row have failed; one is tried every %s until they succeed: %s", trialAfter, pace, oneline.Of(cause.Error()))
+	}
+	return turn
+}
+
+// place also returns the last failure if nobody was held back before.
+func (t *trials) place(pod string, generation uint64, pace time.Duration) (turn chan struct{}, cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
 	if !t.active(now, generation) {
-		return nil
+		return nil, nil
 	}
-	if len(t.waiters) == 0 && !now.Before(t.next) {
-		t.next = now.Add(pace)
-		return nil
+	q := &t.fresh
+	if t.failed[pod] {
+		q = &t.again
 	}
-	w := &trialWaiter{again: t.failed[pod], turn: make(chan struct{})}
-	at := len(t.waiters)
-	if !w.again {
-		if i := slices.IndexFunc(t.waiters, func(w *trialWaiter) bool { return w.again }); i >= 0 {
-			at = i
-		}
+	if len(q.waiters) == 0 && !now.Before(q.next) {
+		q.next = now.Add(pace)
+		return nil, nil
 	}
-	t.waiters = slices.Insert(t.waiters, at, w)
-	if len(t.waiters) == 1 {
-		t.timer = time.AfterFunc(t.next.Sub(now), func() { t.beat(pace) })
+	turn = make(chan struct{})
+	q.waiters = append(q.waiters, turn)
+	if len(q.waiters) == 1 {
+		q.timer = time.AfterFunc(q.next.Sub(now), func() { t.beat(q, pace) })
 	}
-	return w
+	if t.said {
+		return turn, nil
+	}
+	t.said = true
+	return turn, t.cause
 }
 
 // beat lets the first waiter go on.
-func (t *trials) beat(pace time.Duration) {
+func (t *trials) beat(q *trialQueue, pace time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	if len(t.waiters) == 0 || now.Before(t.next) {
+	if len(q.waiters) == 0 || now.Before(q.next) {
 		return // of a timer that was stopped too late
 	}
-	close(t.waiters[0].turn)
-	t.waiters = t.waiters[1:]
-	t.next = now.Add(pace)
-	if len(t.waiters) > 0 {
-		t.timer.Reset(pace)
+	q.release(1)
+	q.next = now.Add(pace)
+	if len(q.waiters) > 0 {
+		q.timer.Reset(pace)
 	}
 }
 
-// leave gives up the waiter's place.
-func (t *trials) leave(w *trialWaiter) {
+// release lets the first waiters go on, and returns how many there were.
+func (q *trialQueue) release(count int) int {
+	count = min(count, len(q.waiters))
+	for _, turn := range q.waiters[:count] {
+		close(turn)
+	}
+	q.waiters = q.waiters[count:]
+	q.rest()
+	return count
+}
+
+// rest stops the timer if nobody waits.
+func (q *trialQueue) rest() {
+	if len(q.waiters) == 0 && q.timer != nil {
+		q.timer.Stop()
+	}
+}
+
+// leave gives up a place.
+func (t *trials) leave(turn chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if i := slices.Index(t.waiters, w); i >= 0 {
-		t.waiters = slices.Delete(t.waiters, i, i+1)
-	}
-	if len(t.waiters) == 0 && t.timer != nil {
-		t.timer.Stop()
+	for _, q := range []*trialQueue{&t.fresh, &t.again} {
+		if i := slices.Index(q.waiters, turn); i >= 0 {
+			q.waiters = slices.Delete(q.waiters, i, i+1)
+			q.rest()
+		}
 	}
 }
 
 // reset forgets all failures and lets everybody go on. t is locked.
-func (t *trials) reset() (held int) {
-	held = len(t.waiters)
-	for _, w := range t.waiters {
-		close(w.turn)
-	}
-	t.waiters, t.failures, t.failed, t.cause = nil, 0, nil, nil
-	if t.timer != nil {
-		t.timer.Stop()
-	}
-	return held
+func (t *trials) reset() {
+	t.fresh.release(len(t.fresh.waiters))
+	t.again.release(len(t.again.waiters))
+	t.failures, t.successes, t.failed, t.cause, t.said = 0, 0, nil, nil, false
 }
 
 // renew forgets the failures of another generation than this one.
@@ -157,27 +191,30 @@ func (t *trials) renew(generation uint64) {
 
 // succeeded notes that a pod has its network.
 func (t *trials) succeeded(logger *log.Entry) {
-	t.mu.Lock()
-	failures, active := t.failures, t.failures >= trialAfter
-	held := t.reset()
-	t.mu.Unlock()
-	if active {
-		logger.Infof("cni: a pod has its network after %d in a row had failed; %d that were held back go on", failures, held)
+	if said, failures := t.success(); said {
+		logger.Infof("cni: pods have their network again after %d have failed", failures)
 	}
+}
+
+// success tells whether to say that nobody is held back any more.
+func (t *trials) success() (said bool, failures int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	said, failures = t.said, t.failures
+	t.successes++
+	if failures >= trialAfter && t.held() > 0 && t.successes < trialAfter {
+		t.again.release(trialsPerSuccess - t.fresh.release(trialsPerSuccess))
+		return false, 0
+	}
+	t.reset()
+	return said, failures
 }
 
 // failedWith notes that a pod of that generation has none.
-func (t *trials) failedWith(logger *log.Entry, pod string, generation uint64, err error, took, pace time.Duration) {
+func (t *trials) failedWith(pod string, generation uint64, err error, took time.Duration) {
 	if outcomeOf(err) != "error" || took > fastFailure {
 		return
 	}
-	if t.count(pod, generation, err) == trialAfter {
-		logger.Warnf("cni: %d pods in a row have failed; one is tried every %s until one succeeds: %s", trialAfter, pace, oneline.Of(err.Error()))
-	}
-}
-
-// count returns how many have failed in a row.
-func (t *trials) count(pod string, generation uint64, err error) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
@@ -188,11 +225,11 @@ func (t *trials) count(pod string, generation uint64, err error) int {
 		t.generation, t.since, t.failed = generation, now, make(map[string]bool)
 	}
 	t.failures++
+	t.successes = 0
 	t.last, t.cause = now, err
 	if pod != "" && len(t.failed) < maxTrialPods {
 		t.failed[pod] = true
 	}
-	return t.failures
 }
 
 // heldBack is the error of a pod whose turn has not come in time.
@@ -202,5 +239,5 @@ func (t *trials) heldBack(pace time.Duration) error {
 	if t.cause == nil {
 		return errors.New("held back until now because other pods had failed")
 	}
-	return fmt.Errorf("held back because the last %d pods have failed; one is tried every %s until one succeeds; the last failed with: %w", t.failures, pace, t.cause)
+	return fmt.Errorf("held back because %d pods have failed; one is tried every %s; the last failed with: %w", t.failures, pace, t.cause)
 }

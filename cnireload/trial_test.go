@@ -126,37 +126,36 @@ func TestTrials(t *testing.T) {
 		opts []Opt
 		run  func(t *testing.T, d *trialNode)
 	}{
-		{"a pod at each beat, those that have not failed before the others", nil, func(t *testing.T, d *trialNode) {
+		{"a pod at each beat, and those that have not failed do not wait for the others", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
-			wait := d.pods(t.Context(), "old1", "old2", "new1", "old3", "new2")
+			wait := d.pods(t.Context(), "old1", "old2", "new1", "old3", "new2", "new3")
 			if tr := d.n.Trial(); tr.Held != 5 {
 				t.Errorf("%+v", tr)
 			}
 			wait()
-			d.admitted("new1 500ms", "new2 1s", "old1 1.5s", "old2 2s", "old3 2.5s")
-			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != trialAfter+6 {
+			d.admitted("new1 0s", "new2 500ms", "old1 500ms", "new3 1s", "old2 1s", "old3 1.5s")
+			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != trialAfter+7 {
 				t.Errorf("%+v", tr)
 			}
-			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "10 pods in a row have failed; one is tried every 500ms until one succeeds") ||
+			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "at least 10 pods in a row have failed; one is tried every 500ms until they succeed") ||
 				!strings.Contains(got[0], "agent away") {
 				t.Errorf("%q", got)
 			}
 		}},
-		{"the first that succeeds frees all", nil, func(t *testing.T, d *trialNode) {
+		{"each that succeeds frees two", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
-			d.lines.take()
-			wait := d.pods(t.Context(), "a", "b", "c", "d")
+			wait := d.pods(t.Context(), "old1", "old2", "old3", "old4")
 			d.says(nil, 0)
 			for name, err := range wait() {
 				if err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			d.admitted("a 500ms", "b 500ms", "c 500ms", "d 500ms")
+			d.admitted("old1 500ms", "old2 500ms", "old3 500ms", "old4 500ms")
 			if tr := d.n.Trial(); tr != nil {
 				t.Errorf("%+v", tr)
 			}
-			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "after 11 in a row had failed; 3 that were held back go on") {
+			if got := d.lines.take(); len(got) != 2 || !strings.Contains(got[1], "again after 11 have failed") {
 				t.Errorf("%q", got)
 			}
 			// Nothing is left of it.
@@ -167,6 +166,31 @@ func TestTrials(t *testing.T) {
 			if d.n.Trial() != nil {
 				t.Error("failures were not forgotten")
 			}
+		}},
+		{"some that succeed let no crowd loose", nil, func(t *testing.T, d *trialNode) {
+			d.failing()
+			names := make([]string, 30)
+			for i := range names {
+				names[i] = fmt.Sprintf("old%d", i%trialAfter)
+			}
+			d.says(&types.Error{Code: 999, Msg: "late"}, 20*time.Second) // says nothing
+			wait := d.pods(t.Context(), names...)
+			for i := range 3 {
+				d.n.trials.succeeded(d.n.logger(t.Context()))
+				synctest.Wait()
+				if want := 2 * (i + 1); len(d.done) != want || d.n.Trial().Held != 30-want {
+					t.Errorf("%d of 30 after %d have succeeded, %+v", len(d.done), i+1, d.n.Trial())
+				}
+			}
+			// Ten in a row end it.
+			for range trialAfter - 3 {
+				d.n.trials.succeeded(d.n.logger(t.Context()))
+			}
+			synctest.Wait()
+			if len(d.done) != 30 || d.n.Trial() != nil {
+				t.Errorf("%d of 30, %+v", len(d.done), d.n.Trial())
+			}
+			wait()
 		}},
 		{"no longer than ready_wait", []Opt{WithReadyWait("2s")}, func(t *testing.T, d *trialNode) {
 			d.failing()
@@ -181,7 +205,7 @@ func TestTrials(t *testing.T) {
 			}
 			var refused int
 			for _, err := range errs {
-				if strings.Contains(err.Error(), "held back because the last 1") && strings.Contains(err.Error(), "agent away") && !IsCNINotInitialized(err) {
+				if strings.Contains(err.Error(), "held back because 1") && strings.Contains(err.Error(), "agent away") && !IsCNINotInitialized(err) {
 					refused++
 				}
 			}
@@ -221,7 +245,7 @@ func TestTrials(t *testing.T) {
 			if err := wait()["old1"]; !errors.Is(err, ErrClosed) {
 				t.Error(err)
 			}
-			if len(d.n.trials.waiters) != 0 {
+			if d.n.trials.held() != 0 {
 				t.Error("still waits")
 			}
 		}},

@@ -79,7 +79,14 @@ type Report struct {
 	Stale      bool      `json:"stale"`
 	LastError  string    `json:"lastError"`
 	ConfDir    string    `json:"confDir"`
-	Watch      struct {
+	// Trial is set while one pod is tried at a time because all have failed.
+	Trial *struct {
+		Failures int       `json:"failures"`
+		Since    time.Time `json:"since"`
+		Held     int       `json:"held"`
+		Cause    string    `json:"cause"`
+	} `json:"trial"`
+	Watch struct {
 		State string `json:"state"`
 		Cause string `json:"cause"`
 	} `json:"watch"`

@@ -162,6 +162,12 @@ func (k *kubelet) state() (running, failed int) {
 	return len(k.running), sum(k.fails)
 }
 
+// tried is how many attempts have ended.
+func (k *kubelet) tried() int {
+	running, failed := k.state()
+	return running + failed
+}
+
 func sum(counts map[string]int) (n int) {
 	for _, c := range counts {
 		n += c
@@ -208,20 +214,22 @@ func (k *kubelet) removeAll(ctx context.Context) error {
 // kind sorts errors.
 func kind(err error) string {
 	text := err.Error()
-	for part, kind := range map[string]string{
-		"is reserved":                 "name reserved",
-		"cni plugin not initialized":  "not ready",
-		"the agent is away":           "plugin failed",
-		"calico/node container":       "plugin failed",
-		"error parsing its diagnosti": "plugin flooded",
-		"DeadlineExceeded":            "deadline",
-		"deadline exceeded":           "deadline",
-		"did not finish within":       "bound",
-		"Unavailable":                 "connection broken",
-		"ResourceExhausted":           "connection broken",
+	// An error may quote another.
+	for _, k := range []struct{ part, kind string }{
+		{"is reserved", "name reserved"},
+		{"cni plugin not initialized", "not ready"},
+		{"held back because", "held back"},
+		{"did not finish within", "bound"},
+		{"DeadlineExceeded", "deadline"},
+		{"deadline exceeded", "deadline"},
+		{"the agent is away", "plugin failed"},
+		{"calico/node container", "plugin failed"},
+		{"error parsing its diagnosti", "plugin flooded"},
+		{"Unavailable", "connection broken"},
+		{"ResourceExhausted", "connection broken"},
 	} {
-		if strings.Contains(text, part) {
-			return kind
+		if strings.Contains(text, k.part) {
+			return k.kind
 		}
 	}
 	if len(text) > 200 {

@@ -6,7 +6,9 @@ package main
 import (
 	"errors"
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
 
 	"github.com/cnireload/cnireload/test/fake"
 	"github.com/cnireload/cnireload/test/harness"
@@ -14,6 +16,9 @@ import (
 
 // stormPods are the pods that the fault plugin wrongs.
 const stormPods = "p*"
+
+// alonePods begins the names of those whose writes are counted before the storm.
+const alonePods = "p-alone-"
 
 // scenario is one thing that goes wrong, and how it is mended.
 type scenario struct {
@@ -108,6 +113,22 @@ func (s scenario) hurt(d *harness.Daemon) error {
 		return err
 	}
 	return os.Rename(path+".tmp", path)
+}
+
+// tried is how many of the pods that are to fail have come as far as the fault
+// plugin.
+func (s scenario) tried(d *harness.Daemon) int {
+	calls, err := d.Fake.Calls()
+	if err != nil {
+		return 0
+	}
+	pods := make(map[string]bool)
+	for _, c := range calls {
+		if match, _ := path.Match(stormPods, c.Pod); match && c.Plugin == "fault" && c.Command == "ADD" && !strings.HasPrefix(c.Pod, alonePods) {
+			pods[c.Pod] = true
+		}
+	}
+	return len(pods)
 }
 
 // heal mends it.
