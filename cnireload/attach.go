@@ -169,7 +169,7 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 		n.trials.failedWith(ns.args["K8S_POD_UID"], s.Generation, err, time.Since(begin))
 		return nil, err
 	}
-	n.trials.succeeded(n.logger(n.ctx))
+	n.trials.succeeded(n.logger(n.ctx), ns.args["K8S_POD_UID"])
 	n.disprove(s.closedReported())
 	return n.convert(results)
 }

@@ -91,7 +91,7 @@ var defaultPace = pace{
 	gate:         500 * time.Millisecond,
 	agent:        30 * time.Second,
 	replay:       time.Second,
-	trial:        500 * time.Millisecond,
+	trial:        time.Second,
 }
 
 // Network is the networks of one configuration directory. Its methods can be

@@ -37,15 +37,15 @@ const (
 // no gate knows of: dozens of pods that are retried at once keep each other and
 // everything else on the node from getting anywhere (projectcalico/calico#13884).
 // One is tried at each beat, and each that succeeds lets two more go on. Pods
-// that have not failed before have a beat of their own: they are not to wait for
-// those that have.
+// that have not failed before have a queue of their own: they are not to wait for
+// those that have, and that they succeed says nothing about those.
 //
 // Its lock is never held while something is waited for.
 type trials struct {
 	mu         sync.Mutex
 	generation uint64 // that has failed
 	failures   int    // in a row, and once pods are held back, all since
-	successes  int    // in a row
+	successes  int    // in a row, of pods that had failed
 	since      time.Time
 	last       time.Time // failure
 	cause      error
@@ -87,6 +87,14 @@ func (t *trials) active(now time.Time, generation uint64) bool {
 	return t.failures >= trialAfter && t.generation == generation && now.Sub(t.last) < trialMemory
 }
 
+// queue is the one that the pod belongs to. t is locked.
+func (t *trials) queue(pod string) *trialQueue {
+	if t.failed[pod] {
+		return &t.again
+	}
+	return &t.fresh
+}
+
 // held is how many pods wait. t is locked.
 func (t *trials) held() int { return len(t.fresh.waiters) + len(t.again.waiters) }
 
@@ -108,10 +116,7 @@ func (t *trials) place(pod string, generation uint64, pace time.Duration) (turn 
 	if !t.active(now, generation) {
 		return nil, nil
 	}
-	q := &t.fresh
-	if t.failed[pod] {
-		q = &t.again
-	}
+	q := t.queue(pod)
 	if len(q.waiters) == 0 && !now.Before(q.next) {
 		q.next = now.Add(pace)
 		return nil, nil
@@ -143,15 +148,14 @@ func (t *trials) beat(q *trialQueue, pace time.Duration) {
 	}
 }
 
-// release lets the first waiters go on, and returns how many there were.
-func (q *trialQueue) release(count int) int {
+// release lets the first waiters go on.
+func (q *trialQueue) release(count int) {
 	count = min(count, len(q.waiters))
 	for _, turn := range q.waiters[:count] {
 		close(turn)
 	}
 	q.waiters = q.waiters[count:]
 	q.rest()
-	return count
 }
 
 // rest stops the timer if nobody waits.
@@ -190,21 +194,26 @@ func (t *trials) renew(generation uint64) {
 }
 
 // succeeded notes that a pod has its network.
-func (t *trials) succeeded(logger *log.Entry) {
-	if said, failures := t.success(); said {
+func (t *trials) succeeded(logger *log.Entry, pod string) {
+	if said, failures := t.success(pod); said {
 		logger.Infof("cni: pods have their network again after %d have failed", failures)
 	}
 }
 
 // success tells whether to say that nobody is held back any more.
-func (t *trials) success() (said bool, failures int) {
+func (t *trials) success(pod string) (said bool, failures int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	said, failures = t.said, t.failures
-	t.successes++
-	if failures >= trialAfter && t.held() > 0 && t.successes < trialAfter {
-		t.again.release(trialsPerSuccess - t.fresh.release(trialsPerSuccess))
-		return false, 0
+	if failures >= trialAfter {
+		q := t.queue(pod)
+		if q == &t.again {
+			t.successes++
+		}
+		if q == &t.fresh || t.held() > 0 && t.successes < trialAfter {
+			q.release(trialsPerSuccess)
+			return false, 0
+		}
 	}
 	t.reset()
 	return said, failures

@@ -133,11 +133,11 @@ func TestTrials(t *testing.T) {
 				t.Errorf("%+v", tr)
 			}
 			wait()
-			d.admitted("new1 0s", "new2 500ms", "old1 500ms", "new3 1s", "old2 1s", "old3 1.5s")
+			d.admitted("new1 0s", "new2 1s", "old1 1s", "new3 2s", "old2 2s", "old3 3s")
 			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != trialAfter+7 {
 				t.Errorf("%+v", tr)
 			}
-			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "at least 10 pods in a row have failed; one is tried every 500ms until they succeed") ||
+			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "at least 10 pods in a row have failed; one is tried every 1s until they succeed") ||
 				!strings.Contains(got[0], "agent away") {
 				t.Errorf("%q", got)
 			}
@@ -151,7 +151,7 @@ func TestTrials(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			d.admitted("old1 500ms", "old2 500ms", "old3 500ms", "old4 500ms")
+			d.admitted("old1 1s", "old2 1s", "old3 1s", "old4 1s")
 			if tr := d.n.Trial(); tr != nil {
 				t.Errorf("%+v", tr)
 			}
@@ -176,15 +176,23 @@ func TestTrials(t *testing.T) {
 			d.says(&types.Error{Code: 999, Msg: "late"}, 20*time.Second) // says nothing
 			wait := d.pods(t.Context(), names...)
 			for i := range 3 {
-				d.n.trials.succeeded(d.n.logger(t.Context()))
+				d.n.trials.succeeded(d.n.logger(t.Context()), "old1")
 				synctest.Wait()
 				if want := 2 * (i + 1); len(d.done) != want || d.n.Trial().Held != 30-want {
 					t.Errorf("%d of 30 after %d have succeeded, %+v", len(d.done), i+1, d.n.Trial())
 				}
 			}
+			// That others do says nothing about them.
+			for range 2 * trialAfter {
+				d.n.trials.succeeded(d.n.logger(t.Context()), "new")
+			}
+			synctest.Wait()
+			if len(d.done) != 6 || d.n.Trial() == nil {
+				t.Errorf("%d of 30, %+v", len(d.done), d.n.Trial())
+			}
 			// Ten in a row end it.
 			for range trialAfter - 3 {
-				d.n.trials.succeeded(d.n.logger(t.Context()))
+				d.n.trials.succeeded(d.n.logger(t.Context()), "old1")
 			}
 			synctest.Wait()
 			if len(d.done) != 30 || d.n.Trial() != nil {
@@ -192,7 +200,21 @@ func TestTrials(t *testing.T) {
 			}
 			wait()
 		}},
-		{"no longer than ready_wait", []Opt{WithReadyWait("2s")}, func(t *testing.T, d *trialNode) {
+		{"new pods are let in ever faster while they succeed", nil, func(t *testing.T, d *trialNode) {
+			d.failing()
+			d.says(nil, time.Millisecond)
+			d.pods(t.Context(), "new1", "new2", "new3", "new4", "new5")()
+			d.admitted("new1 0s", "new2 1ms", "new3 1ms", "new4 2ms", "new5 2ms")
+			// Those that had failed are not known to be well.
+			if d.n.Trial() == nil {
+				t.Error("it has ended")
+			}
+			d.pods(t.Context(), "old1")()
+			if tr := d.n.Trial(); tr != nil {
+				t.Errorf("%+v", tr)
+			}
+		}},
+		{"no longer than ready_wait", []Opt{WithReadyWait("4s")}, func(t *testing.T, d *trialNode) {
 			d.failing()
 			names := make([]string, 7)
 			for i := range names {
@@ -200,7 +222,7 @@ func TestTrials(t *testing.T) {
 			}
 			begin := time.Now()
 			errs := d.pods(t.Context(), names...)()
-			if took := time.Since(begin); took != 2*time.Second {
+			if took := time.Since(begin); took != 4*time.Second {
 				t.Errorf("took %s", took)
 			}
 			var refused int
@@ -209,7 +231,7 @@ func TestTrials(t *testing.T) {
 					refused++
 				}
 			}
-			// The turn at 2 s may be taken or not.
+			// The turn at 4 s may be taken or not.
 			if n := len(d.done); n < 3 || n > 4 || refused != 7-n {
 				t.Errorf("%q admitted, %d refused: %v", d.done, refused, errs)
 			}
@@ -232,9 +254,9 @@ func TestTrials(t *testing.T) {
 				t.Error(err)
 			}
 			second()
-			d.admitted("old2 500ms")
+			d.admitted("old2 1s")
 			// Nobody waits: the next turn is free when its time has come.
-			time.Sleep(500 * time.Millisecond)
+			time.Sleep(time.Second)
 			d.pods(t.Context(), "old3")()
 			d.admitted("old3 0s")
 		}},
@@ -266,12 +288,12 @@ func TestTrials(t *testing.T) {
 			wait := d.pods(t.Context(), "old1")
 			d.write("10-a.conflist", held("b", file))
 			d.must(d.n.Load())
-			time.Sleep(2 * time.Second)
+			time.Sleep(3 * time.Second)
 			d.admitted()
 			d.write("10-a.conflist", conflist("1.0.0", "b", "fakenet"))
 			d.must(d.n.Load())
 			wait()
-			d.admitted("old1 2s")
+			d.admitted("old1 3s")
 		}},
 		{"failures are forgotten", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
@@ -299,9 +321,9 @@ func TestTrials(t *testing.T) {
 			d.failing()
 			d.says(&types.Error{Code: 999, Msg: "late"}, time.Minute)
 			wait := d.pods(t.Context(), "old1", "old2", "old3")
-			time.Sleep(1500 * time.Millisecond)
+			time.Sleep(3 * time.Second)
 			synctest.Wait()
-			d.admitted("old1 500ms", "old2 1s", "old3 1.5s")
+			d.admitted("old1 1s", "old2 2s", "old3 3s")
 			wait()
 		}},
 	} {
