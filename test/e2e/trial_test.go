@@ -25,6 +25,8 @@ import (
 func TestTrials(t *testing.T) {
 	const pods = 30
 	storm := 6 * time.Second
+	// One each second on the patched side; what comes to an end from before counts, too.
+	limit := 2 * int(storm/time.Second)
 	sides(t, "calico#13884", func(t *testing.T, side harness.Side) string {
 		n := prepare(t, harness.Options{Side: side, NoImage: true, ReadyWait: "30s"})
 		n.write(n.conf("10-c10.conflist"), c10("c10"))
@@ -91,11 +93,11 @@ func TestTrials(t *testing.T) {
 		}
 		healed := time.Since(cured)
 		if side == harness.Patched {
-			assert.Assert(t, tried <= 4*int(storm/time.Second)+4, "%d pods were tried in %v", tried, storm)
+			assert.Assert(t, tried <= limit, "%d pods were tried in %v", tried, storm)
 			assert.Assert(t, n.report().Trial == nil)
 			assert.Assert(t, n.logLines("pods have their network again") > 0)
 		} else {
-			assert.Assert(t, tried > 4*int(storm/time.Second)+4, "%d pods were tried in %v", tried, storm)
+			assert.Assert(t, tried > limit, "%d pods were tried in %v", tried, storm)
 		}
 		assert.Equal(t, n.leases(), 0)
 		return fmt.Sprintf("%s: %.1f tries a second of %d pods, all have their network %s after the agent is back", text, perSecond, pods, short(healed))

@@ -47,6 +47,7 @@ type kubelet struct {
 	mu      sync.Mutex
 	running map[string]time.Time // by pod, since when
 	fails   map[string]int       // by kind
+	once    map[string]bool      // pods of which an attempt has ended
 }
 
 func (k *kubelet) isHealed() bool {
@@ -61,9 +62,11 @@ func (k *kubelet) isHealed() bool {
 // start runs so many pods.
 func (k *kubelet) start(ctx context.Context, pods int) {
 	for i := range pods {
-		k.pods.Go(func() { k.pod(ctx, fmt.Sprintf("p%d", i)) })
+		k.pods.Go(func() { k.pod(ctx, podName(i)) })
 	}
 }
+
+func podName(i int) string { return fmt.Sprintf("p%d", i) }
 
 func (k *kubelet) pod(ctx context.Context, name string) {
 	for ctx.Err() == nil {
@@ -77,6 +80,9 @@ func (k *kubelet) pod(ctx context.Context, name string) {
 			}
 		}
 		id, err := k.run(ctx, name, attempt)
+		k.mu.Lock()
+		k.once[name] = true
+		k.mu.Unlock()
 		if err != nil {
 			k.count(kind(err))
 			k.pause(ctx)
@@ -162,10 +168,11 @@ func (k *kubelet) state() (running, failed int) {
 	return len(k.running), sum(k.fails)
 }
 
-// tried is how many attempts have ended.
+// tried is how many pods have run, or failed, once.
 func (k *kubelet) tried() int {
-	running, failed := k.state()
-	return running + failed
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.once)
 }
 
 func sum(counts map[string]int) (n int) {

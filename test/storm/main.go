@@ -201,7 +201,7 @@ func storm(ctx context.Context, o options, s scenario, side harness.Side, delay 
 		return m, err
 	}
 	defer end()
-	k := &kubelet{d: d, client: client, scale: scale, churn: s.churn, healed: make(chan struct{}), running: map[string]time.Time{}, fails: map[string]int{}}
+	k := &kubelet{d: d, client: client, scale: scale, churn: s.churn, healed: make(chan struct{}), running: map[string]time.Time{}, fails: map[string]int{}, once: map[string]bool{}}
 
 	// Idle, once what the first pod costs is paid.
 	if _, err := d.RunPod(ctx, harness.Pod{Name: "warm"}); err != nil {
@@ -250,7 +250,7 @@ func storm(ctx context.Context, o options, s scenario, side harness.Side, delay 
 	k.start(podCtx, o.pods)
 	stormBegin, first := time.Now(), true
 	for n := 0; ; n++ {
-		if first && (s.tried(d) >= o.pods || k.tried() >= o.pods || time.Since(stormBegin) >= 10*o.seconds) {
+		if first && (k.tried() >= o.pods || s.tried(d) >= o.pods && k.tried() >= s.ending(o.pods) || time.Since(stormBegin) >= 10*o.seconds) {
 			m.first, m.firstLasted = p.next(), time.Since(stormBegin)
 			k.failed()
 			stormBegin, first = time.Now(), false

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cnireload/cnireload/test/fake"
@@ -129,6 +130,25 @@ func (s scenario) tried(d *harness.Daemon) int {
 		}
 	}
 	return len(pods)
+}
+
+// ending is how many of the pods have something to end by before the storm can
+// be measured: where pods are to be removed, all whose ADD does not hang run or
+// have failed once, because that they start is no part of the storm.
+func (s scenario) ending(pods int) (count int) {
+	if !s.churn {
+		return 0
+	}
+	for i := range pods {
+		hangs := slices.ContainsFunc(s.rules, func(r fake.Rule) bool {
+			match, _ := path.Match(r.Pod, podName(i))
+			return match && r.Verb == "ADD" && r.Mode == fake.Hang
+		})
+		if !hangs {
+			count++
+		}
+	}
+	return count
 }
 
 // heal mends it.
