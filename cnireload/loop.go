@@ -187,7 +187,7 @@ func (l *loop) look(ctx context.Context, told bool) {
 	if l.renderer != nil && l.renderer.changed() {
 		before := errorText(l.renderer.err)
 		// Tried at each look, said once: the disk may be full for a while.
-		if err := l.renderer.render(l.renderer.record.CIDRs, ""); err != nil && err.Error() != before {
+		if err := l.renderer.renew(); err != nil && err.Error() != before {
 			l.n.logger(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
 		}
 	}

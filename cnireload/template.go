@@ -116,7 +116,17 @@ func (r *renderer) owns(c *content) bool {
 // error nothing on disk has changed. foreign names a list that is in use and
 // not ours, if there is one.
 func (r *renderer) render(cidrs []string, foreign string) error {
-	err := r.update(cidrs, foreign)
+	return r.outcome(r.update(cidrs, foreign, true))
+}
+
+// renew does the same for a file that is there, when the template has changed.
+// If file or directory have gone meanwhile, nobody asked for them to come back.
+func (r *renderer) renew() error {
+	return r.outcome(r.update(r.record.CIDRs, "", false))
+}
+
+// outcome keeps what a report says of the last rendering.
+func (r *renderer) outcome(err error) error {
 	r.err = err
 	if err != nil {
 		r.state = "failed"
@@ -124,7 +134,8 @@ func (r *renderer) render(cidrs []string, foreign string) error {
 	return err
 }
 
-func (r *renderer) update(cidrs []string, foreign string) error {
+// update makes what is missing only if create is set.
+func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 	r.readTemplate()
 	out, err := r.execute(cidrs)
 	if err != nil {
@@ -140,6 +151,9 @@ func (r *renderer) update(cidrs []string, foreign string) error {
 		if foreign != "" {
 			r.state = "not rendered: " + foreign + " has precedence"
 			return nil
+		}
+		if !create {
+			return r.err // as before
 		}
 	case statErr != nil:
 		return fmt.Errorf("conf_template %s cannot be rendered: %w", r.path, statErr)
@@ -157,12 +171,12 @@ func (r *renderer) update(cidrs []string, foreign string) error {
 		}
 		return fmt.Errorf("%s was not written by containerd and %w; remove it to have it rendered from conf_template %s", r.target, err, r.path)
 	}
-	return r.write(out, next)
+	return r.write(out, next, create)
 }
 
 // write puts out in place of the rendered file. A crash at any point leaves a
 // whole file, old or new, that the record calls ours.
-func (r *renderer) write(out []byte, next templateRecord) error {
+func (r *renderer) write(out []byte, next templateRecord, create bool) error {
 	both := next
 	both.SHA256 = slices.Clone(r.record.SHA256)
 	if !slices.Contains(both.SHA256, next.SHA256[0]) {
@@ -172,9 +186,11 @@ func (r *renderer) write(out []byte, next templateRecord) error {
 		return err
 	}
 	r.record.SHA256 = both.SHA256
-	// Like containerd, and only here: conf_template asks for the directory.
-	if err := os.MkdirAll(filepath.Dir(r.target), 0o755); err != nil {
-		return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
+	if create {
+		// Like containerd, and only here: conf_template asks for the directory.
+		if err := os.MkdirAll(filepath.Dir(r.target), 0o755); err != nil {
+			return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
+		}
 	}
 	if err := writeFile(r.target, out, 0o644); err != nil {
 		// Best effort: a record that names one content too many does no harm.

@@ -446,6 +446,48 @@ func TestTemplateIsASymlink(t *testing.T) {
 }
 
 // The template changes: rendered again, in use without a call (T6).
+// The directory is moved away just when the template has changed: rendering it
+// again must not make another one in its place.
+func TestRenewBringsNothingBack(t *testing.T) {
+	t.Parallel()
+	for _, away := range []string{"directory", "file"} {
+		d := newTemplated(t, dualTemplate)
+		r := newRenderer(templateConfig{path: d.template, record: d.record}, d.conf)
+		d.must(r.render([]string{"10.1.0.0/24"}, ""))
+		d.replace(d.template, dualTemplate+" ", 0o644)
+		if !r.changed() {
+			t.Fatal("the template has not changed")
+		}
+		path := d.target
+		if away == "directory" {
+			path = d.conf
+		}
+		d.must(os.Rename(path, d.answers+"/away"))
+		d.must(r.renew())
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("the %s is there again: %v", away, err)
+		}
+		// Gone after it was looked for, too.
+		if away == "directory" {
+			if err := r.write([]byte(dualTemplate), r.record, false); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%v", err)
+			}
+			if _, err := os.Lstat(path); !os.IsNotExist(err) {
+				t.Errorf("the %s is there again: %v", away, err)
+			}
+		}
+		// Back again, it is rendered.
+		d.must(os.Rename(d.answers+"/away", path))
+		if !r.changed() {
+			t.Errorf("the %s is back, and its content is old", away)
+		}
+		d.must(r.renew())
+		if !strings.HasSuffix(d.read(), " ") || r.changed() {
+			t.Errorf("%q", d.read())
+		}
+	}
+}
+
 func TestTemplateChanges(t *testing.T) {
 	t.Parallel()
 	d := newTemplated(t, dualTemplate)
