@@ -349,22 +349,17 @@ func (c *capture) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n += int64(len(p))
-	rest := p
-	if !c.cut {
-		c.head = append(c.head, p...)
-		rest = nil
-		if len(c.head) > maxOutput || len(c.head) > maxErrorText && !bytes.HasPrefix(bytes.TrimSpace(c.head[:maxErrorText]), []byte("{")) {
-			c.cut = true
-			over := c.head[maxErrorText:]
-			c.head = bytes.Clone(c.head[:maxErrorText])
-			c.tail = bytes.Clone(over[max(0, len(over)-maxErrorText):])
-		}
+	if c.cut {
+		c.tail = append(c.tail, p[max(0, len(p)-maxErrorText):]...)
+		c.tail = append(c.tail[:0], c.tail[max(0, len(c.tail)-maxErrorText):]...)
+		return len(p), nil
 	}
-	if len(rest) > 0 {
-		c.tail = append(c.tail, rest[max(0, len(rest)-maxErrorText):]...)
-		if over := len(c.tail) - maxErrorText; over > 0 {
-			c.tail = append(c.tail[:0], c.tail[over:]...)
-		}
+	c.head = append(c.head, p...)
+	if len(c.head) > maxOutput || len(c.head) > maxErrorText && !bytes.HasPrefix(bytes.TrimSpace(c.head[:maxErrorText]), []byte("{")) {
+		c.cut = true
+		over := c.head[maxErrorText:]
+		c.head = bytes.Clone(c.head[:maxErrorText])
+		c.tail = bytes.Clone(over[max(0, len(over)-maxErrorText):])
 	}
 	return len(p), nil
 }

@@ -255,7 +255,7 @@ type Tombstone struct {
 
 // Trial says that the last pods have all failed, so that one is tried at a time.
 type Trial struct {
-	Failures int       `json:"failures"` // in a row
+	Failures int       `json:"failures"` // since the first of ten in a row
 	Since    time.Time `json:"since"`
 	Held     int       `json:"held"` // pods that wait for their turn
 	Cause    string    `json:"cause"`

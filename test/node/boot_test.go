@@ -69,6 +69,14 @@ func TestBootWindow(t *testing.T) {
 		assert.NilError(t, n.Put(want...))
 		return n, want, nodename
 	}
+	allRun := func(rec *harness.Recorder) func() error {
+		return func() error {
+			if c := rec.Counted(); c.Pods != count {
+				return fmt.Errorf("%d of %d pods run", c.Pods, count)
+			}
+			return nil
+		}
+	}
 	// How long so many pods take on this machine when nothing is late.
 	var healthy time.Duration
 	t.Run("healthy", func(t *testing.T) {
@@ -78,12 +86,7 @@ func TestBootWindow(t *testing.T) {
 		assert.NilError(t, n.Start(t.Context()))
 		rec := n.Record(context.WithoutCancel(t.Context()), want)
 		assert.NilError(t, n.StartKubelet())
-		n.poll(eventually, func() error {
-			if c := rec.Counted(); c.Pods != count {
-				return fmt.Errorf("%d of %d pods run", c.Pods, count)
-			}
-			return nil
-		})
+		n.poll(eventually, allRun(rec))
 		run, err := rec.Finish("calico")
 		assert.NilError(t, err)
 		assert.Assert(t, len(run.Adds) > 0)
@@ -113,12 +116,7 @@ func TestBootWindow(t *testing.T) {
 		failedBefore, addsBefore := n.failures(), n.calls("calico", "ADD")
 		rec.File = rec.Since(time.Now())
 		assert.NilError(t, os.WriteFile(nodename, []byte("here"), 0o644))
-		after := n.poll(eventually, func() error {
-			if c := rec.Counted(); c.Pods != count {
-				return fmt.Errorf("%d of %d pods run", c.Pods, count)
-			}
-			return nil
-		})
+		after := n.poll(eventually, allRun(rec))
 		n.poll(eventually, host)
 		run, err := rec.Finish("calico")
 		assert.NilError(t, err)
