@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,8 +43,24 @@ func main() {
 	}
 }
 
-// counts is how many tests of a stage ended how. A stage that is one command is one test.
-type counts struct{ passed, failed, skipped int }
+// counts is how many tests of a stage ended how, and for which reasons how many were skipped. A stage
+// that is one command is one test.
+type counts struct {
+	passed, failed, skipped int
+	why                     map[string]int
+}
+
+func (c *counts) add(d counts) {
+	c.passed += d.passed
+	c.failed += d.failed
+	c.skipped += d.skipped
+	for reason, n := range d.why {
+		if c.why == nil {
+			c.why = map[string]int{}
+		}
+		c.why[reason] += n
+	}
+}
 
 // stage is one row of the table.
 type stage struct {
@@ -138,7 +155,7 @@ func choose(all []stage, only string) ([]stage, error) {
 // runAll runs the stages and prints the table. It tells whether all is well.
 func runAll(list []stage, w io.Writer) bool {
 	var total counts
-	var table bytes.Buffer
+	var table, reasons bytes.Buffer
 	tw := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "stage\tpassed\tfailed\tskipped\ttime\t")
 	bad := map[string]bool{}
@@ -167,17 +184,28 @@ func runAll(list []stage, w io.Writer) bool {
 		total.passed += c.passed
 		total.failed += c.failed
 		total.skipped += c.skipped
+		for _, reason := range slices.Sorted(maps.Keys(c.why)) {
+			fmt.Fprintf(&reasons, "%s: %d skipped: %s\n", s.name, c.why[reason], reason)
+		}
 		note, _, _ = strings.Cut(note, "\n")
 		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%s\t%s\n", s.name, c.passed, c.failed, c.skipped, time.Since(start).Round(time.Second), note)
 	}
 	tw.Flush()
-	fmt.Fprintf(w, "\n%s\n%d passed, %d failed, %d skipped\n", table.String(), total.passed, total.failed, total.skipped)
+	fmt.Fprintf(w, "\n%s\n", table.String())
+	if reasons.Len() > 0 {
+		fmt.Fprintf(w, "%s\n", reasons.String())
+	}
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped)
 	return !slices.ContainsFunc(list, func(s stage) bool { return bad[s.name] })
 }
 
-var totals = regexp.MustCompile(`^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$`)
+var (
+	totals = regexp.MustCompile(`^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$`)
+	skips  = regexp.MustCompile(`(?m)^(\d+) skipped: (.+)$`)
+)
 
-// command runs a program of the checkout. What it prints last may be its own count.
+// command runs a program of the checkout. What it prints last may be its own count, with a line before
+// it for each reason to skip.
 func command(name string, args ...string) func() (counts, error) {
 	return func() (counts, error) {
 		var out bytes.Buffer
@@ -192,7 +220,11 @@ func command(name string, args ...string) func() (counts, error) {
 		last = last[strings.LastIndexByte(last, '\n')+1:]
 		if m := totals.FindStringSubmatch(last); m != nil {
 			n := func(s string) int { i, _ := strconv.Atoi(s); return i }
-			return counts{n(m[1]), n(m[2]), n(m[3])}, err
+			c := counts{passed: n(m[1]), failed: n(m[2]), skipped: n(m[3])}
+			for _, s := range skips.FindAllStringSubmatch(out.String(), -1) {
+				c.add(counts{why: map[string]int{s[2]: n(s[1])}})
+			}
+			return c, err
 		}
 		return one(err)
 	}
@@ -212,9 +244,7 @@ func sequence(steps ...func() (counts, error)) func() (counts, error) {
 		var sum counts
 		for _, step := range steps {
 			c, err := step()
-			sum.passed += c.passed
-			sum.failed += c.failed
-			sum.skipped += c.skipped
+			sum.add(c)
 			if err != nil {
 				return sum, err
 			}
@@ -309,7 +339,7 @@ func goTest(dir string, each bool, args ...string) func() (counts, error) {
 				fmt.Printf("FAIL %s\n%s", key, text)
 			}
 		}
-		c := counts{run.Count(gotest.Pass), run.Count(gotest.Fail), run.Count(gotest.Skip)}
+		c := counts{run.Count(gotest.Pass), run.Count(gotest.Fail), run.Count(gotest.Skip), run.Skipped()}
 		if len(failed) > 0 {
 			const most = 5
 			more := ""

@@ -5,6 +5,7 @@ package main
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -16,7 +17,7 @@ func TestRunAllGoesOnAndSkipsWhatNeedsAFailedStage(t *testing.T) {
 	}
 	var w strings.Builder
 	ok := runAll([]stage{
-		mk("a", counts{passed: 3, skipped: 1}, nil),
+		mk("a", counts{passed: 3, skipped: 1, why: map[string]int{"no arm64": 1}}, nil),
 		mk("b", counts{}, errors.New("no\nmore")),
 		mk("c", counts{passed: 1}, nil, "b"),
 		mk("d", counts{passed: 1}, nil, "c"),
@@ -31,6 +32,9 @@ func TestRunAllGoesOnAndSkipsWhatNeedsAFailedStage(t *testing.T) {
 	out := w.String()
 	if !strings.HasSuffix(out, "\n5 passed, 1 failed, 3 skipped\n") {
 		t.Errorf("ends with %q", out[max(0, len(out)-80):])
+	}
+	if !strings.Contains(out, "\na: 1 skipped: no arm64\n") {
+		t.Errorf("%q does not say why a test was skipped", out)
 	}
 	if !strings.Contains(out, "not run: b failed") {
 		t.Errorf("table %q does not say why c did not run", out)
@@ -75,11 +79,11 @@ func TestStagesNeedStagesThatExist(t *testing.T) {
 }
 
 func TestCommandReadsItsCount(t *testing.T) {
-	c, err := command("sh", "-c", "echo x; echo 4 passed, 1 failed, 2 skipped; exit 1")()
-	if err == nil || c != (counts{4, 1, 2}) {
+	c, err := command("sh", "-c", "echo x; echo 1 skipped: a: b; echo 1 skipped: c; echo 4 passed, 1 failed, 2 skipped; exit 1")()
+	if want := (counts{4, 1, 2, map[string]int{"a: b": 1, "c": 1}}); err == nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, %v", c, err)
 	}
-	if c, err = command("true")(); err != nil || c != (counts{passed: 1}) {
+	if c, err = command("true")(); err != nil || !reflect.DeepEqual(c, counts{passed: 1}) {
 		t.Errorf("got %+v, %v", c, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -74,7 +75,11 @@ func compareTrees(stockDir, patchedDir, knownFile, only string, race bool) error
 	}
 	fmt.Printf("stock: %d passed, %d failed, %d skipped\n", stock.Count(gotest.Pass), stock.Count(gotest.Fail), stock.Count(gotest.Skip))
 	fmt.Printf("patched: %d passed, %d failed, %d skipped\n", patched.Count(gotest.Pass), patched.Count(gotest.Fail), patched.Count(gotest.Skip))
-	// The last line is what hack/cmd/ci reads.
+	// What hack/cmd/ci reads: the reasons, and the last line.
+	skipped := patched.Skipped()
+	for _, why := range slices.Sorted(maps.Keys(skipped)) {
+		fmt.Printf("%d skipped: %s\n", skipped[why], why)
+	}
 	fmt.Printf("%d passed, %d failed, %d skipped\n", patched.Count(gotest.Pass), len(faults), patched.Count(gotest.Skip))
 	if len(faults) > 0 {
 		return fmt.Errorf("%d results are neither the same on both trees nor listed in %s", len(faults), filepath.Base(knownFile))

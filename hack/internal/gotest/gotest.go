@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -44,6 +45,33 @@ func (r *Run) Count(want Result) int {
 		}
 	}
 	return n
+}
+
+// Skipped returns why top-level tests were skipped, and how many for each reason.
+func (r *Run) Skipped() map[string]int {
+	reasons := map[string]int{}
+	for key, got := range r.Tests {
+		_, test, _ := strings.Cut(key, " ")
+		if got == Skip && !strings.Contains(test, "/") {
+			reasons[reason(r.Output[key])]++
+		}
+	}
+	return reasons
+}
+
+// at is where a test says something.
+var at = regexp.MustCompile(`^[^ :]+\.go:\d+: `)
+
+// reason is what a skipped test said last.
+func reason(output string) string {
+	text := "no reason given"
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
+			text = at.ReplaceAllString(line, "")
+		}
+	}
+	return text
 }
 
 // Failed returns the keys of what failed, in order.

@@ -47,3 +47,17 @@ not json
 		t.Errorf("progress %q", ended)
 	}
 }
+
+func TestSkipped(t *testing.T) {
+	run := &Run{
+		Tests: map[string]Result{"p TestA": Skip, "p TestB": Skip, "p TestC": Skip, "p TestD": Pass, "p TestD/sub": Skip},
+		Output: map[string]string{
+			"p TestA":     "=== RUN   TestA\n    a_test.go:12: needs arm64: this is amd64\n--- SKIP: TestA (0.00s)\n",
+			"p TestB":     "=== RUN   TestB\n    b_test.go:7: needs arm64: this is amd64\n--- SKIP: TestB (0.00s)\n",
+			"p TestD/sub": "    d_test.go:1: not this one\n",
+		},
+	}
+	if got, want := run.Skipped(), (map[string]int{"needs arm64: this is amd64": 2, "no reason given": 1}); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

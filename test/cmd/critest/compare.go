@@ -272,3 +272,18 @@ func (c *comparison) notes(known []entry) []string {
 	}
 	return list
 }
+
+// bypassed counts, by reason, the specs that do not pass and need not.
+func (c *comparison) bypassed(known []entry) map[string]int {
+	reasons := map[string]int{}
+	for _, name := range c.names() {
+		if e, ok := lookUp(known, name); ok && c.outcome(harness.Patched, name) != passed && c.fault(name, known) == "" {
+			why := e.reason
+			if e.outcome == failed {
+				why = "fails on stock, too: " + why
+			}
+			reasons[why]++
+		}
+	}
+	return reasons
+}

@@ -147,6 +147,13 @@ func TestWhatWasNotAskedForDoesNotCount(t *testing.T) {
 	assert.Equal(t, len(newComparison(run, run, false).faults(known)), 2)
 }
 
+func TestBypassedSpecsAreCountedByReason(t *testing.T) {
+	p, f, sk := spec{outcome: passed}, spec{outcome: failed}, spec{outcome: skipped}
+	run := map[string]spec{"a1": sk, "a2": sk, "b": f, "c": p, "d": f}
+	known := []entry{{skipped, "always", "a*", "no a"}, {failed, "always", "b", "no b"}, {either, "always", "c", "race"}}
+	assert.DeepEqual(t, newComparison(run, run, false).bypassed(known), map[string]int{"no a": 2, "fails on stock, too: no b": 1})
+}
+
 func TestAlarms(t *testing.T) {
 	log := "time=x level=info msg=\"panic: is only a word\"\npanic: boom\n\ngoroutine 7 [running]:\nmain.x()\nWARNING: DATA RACE\nfatal error: concurrent map writes\n"
 	assert.DeepEqual(t, alarms([]byte(log)), []string{"panic: boom", "goroutine 7 [running]:", "WARNING: DATA RACE", "fatal error: concurrent map writes"})
