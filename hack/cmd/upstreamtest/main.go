@@ -24,9 +24,11 @@ import (
 	"github.com/cnireload/cnireload/hack/internal/gotest"
 )
 
-// packages are those that the patches lean on. Those whose tests link what the patches change come
-// from the trees; the test program of any other package is the same on both.
-var packages = []string{"./internal/cri/...", "./plugins/cri/...", "./core/metadata/..."}
+const module = "github.com/containerd/containerd/v2/"
+
+// packages begin the names of those that the patches lean on. Those whose tests link what the patches
+// change come from the trees; the test program of any other package is the same on both.
+var packages = []string{module + "internal/cri", module + "plugins/cri", module + "core/metadata"}
 
 // The flags are those of hack/build.sh, so that what is compiled there is used here.
 const tags = "-tags=urfave_cli_no_docs,static_build,netgo,osusergo"
@@ -53,19 +55,15 @@ func compareTrees(stockDir, patchedDir, knownFile, only string, race bool) error
 	if err != nil {
 		return fmt.Errorf("%s: %w", knownFile, err)
 	}
-	more, err := reached(patchedDir)
+	changed, err := changes(patchedDir)
 	if err != nil {
 		return err
 	}
-	args := slices.Concat(packages, more)
-	if only != "" {
-		args = slices.Insert(args, 0, "-run="+only)
-	}
-	stock, err := runTests("stock", stockDir, race, args)
+	stock, err := runTests("stock", stockDir, changed, known, only, race)
 	if err != nil {
 		return err
 	}
-	patched, err := runTests("patched", patchedDir, race, args)
+	patched, err := runTests("patched", patchedDir, changed, known, only, race)
 	if err != nil {
 		return err
 	}
@@ -87,33 +85,45 @@ func compareTrees(stockDir, patchedDir, knownFile, only string, race bool) error
 	return nil
 }
 
-// reached returns the packages whose tests link a package that the patches change.
-func reached(patchedDir string) ([]string, error) {
+// changes returns the Go files that the patches change.
+func changes(patchedDir string) ([]string, error) {
 	diff := exec.Command("git", "diff", "--name-only", "refs/cnireload/base", "--", "*.go")
 	diff.Dir = patchedDir
 	files, err := diff.Output()
 	if err != nil {
 		return nil, fmt.Errorf("ask git what the patches change: %w", err)
 	}
+	return strings.Fields(string(files)), nil
+}
+
+// program is the test program of a package.
+type program struct {
+	pkg string
+	// Those that take -test.root have tests that mount, and skip them without it.
+	takesRoot bool
+}
+
+// programs returns the test programs of a tree that are to run.
+func programs(dir string, changed []string) ([]program, error) {
 	list := exec.Command("go", "list", "-mod=mod", tags, "-test", "-json=ImportPath,Deps", "./...")
-	list.Dir = patchedDir
+	list.Dir = dir
 	list.Env = append(os.Environ(), "CGO_ENABLED=0")
 	list.Stderr = os.Stderr
 	out, err := list.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list in the patched tree: %w, see above", err)
+		return nil, fmt.Errorf("go list in %s: %w, see above", dir, err)
 	}
-	return linking(strings.Fields(string(files)), out)
+	return choose(changed, out)
 }
 
-// linking returns those of go list's packages whose test programs link one of the changed files.
-func linking(files []string, list []byte) ([]string, error) {
-	const module = "github.com/containerd/containerd/v2/"
+// choose returns those of go list's packages that have tests and are one of packages or link one of
+// the changed files.
+func choose(files []string, list []byte) ([]program, error) {
 	changed := map[string]bool{}
 	for _, f := range files {
 		changed[module+path.Dir(f)] = true
 	}
-	var found []string
+	var found []program
 	for dec := json.NewDecoder(bytes.NewReader(list)); ; {
 		var p struct {
 			ImportPath string
@@ -129,81 +139,115 @@ func linking(files []string, list []byte) ([]string, error) {
 		if !ok || strings.HasPrefix(pkg, module+"integration") || strings.HasPrefix(pkg, module+"contrib/") {
 			continue
 		}
-		if slices.ContainsFunc(p.Deps, func(dep string) bool {
+		wanted := slices.ContainsFunc(packages, func(base string) bool { return pkg == base || strings.HasPrefix(pkg, base+"/") })
+		takesRoot := false
+		for _, dep := range p.Deps {
 			// "PACKAGE [TEST]" is a package built for a test.
 			dep, _, _ = strings.Cut(dep, " ")
-			return changed[dep]
-		}) {
-			found = append(found, pkg)
+			wanted = wanted || changed[dep]
+			takesRoot = takesRoot || dep == module+"pkg/testutil"
+		}
+		if wanted {
+			found = append(found, program{pkg, takesRoot})
 		}
 	}
 }
 
-// runTests runs the packages' tests. What fails runs once more by itself: some of upstream's
-// tests depend on the machine's speed.
-func runTests(label, dir string, race bool, args []string) (*gotest.Run, error) {
-	do := func(args ...string) (*gotest.Run, error) {
+// runTests runs the tests of a tree. What fails runs once more by itself: some of upstream's tests
+// depend on the machine's speed.
+func runTests(label, dir string, changed []string, k known, only string, race bool) (*gotest.Run, error) {
+	list, err := programs(dir, changed)
+	if err != nil {
+		return nil, err
+	}
+	do := func(list []program, args ...string) (*gotest.Run, error) {
 		cgo, limit := "CGO_ENABLED=0", "-timeout=10m"
 		if race {
 			cgo, limit = "CGO_ENABLED=1", "-timeout=30m"
-			args = slices.Insert(slices.Clone(args), 0, "-race")
+			args = append(args, "-race")
 		}
-		cmd := exec.Command("go", append([]string{"test", "-json", "-mod=mod", "-trimpath", limit, tags}, args...)...)
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), cgo)
-		run, err := gotest.Do(cmd, func(r gotest.Result, pkg, test string, took time.Duration) {
-			if test == "" && r != gotest.Skip {
-				fmt.Printf("    %s: %s %s %s\n", label, r, pkg, took.Round(100*time.Millisecond))
+		all := &gotest.Run{Tests: map[string]gotest.Result{}, Output: map[string]string{}}
+		for _, root := range []bool{false, true} {
+			cmd := exec.Command("go", append([]string{"test", "-json", "-mod=mod", "-trimpath", limit, tags}, args...)...)
+			if root {
+				// What a test mounts, or leaves mounted, ends with it.
+				cmd.Args = append(cmd.Args, "-exec=unshare --mount --propagation private")
 			}
-		})
-		if err != nil {
-			return nil, fmt.Errorf("%s tree: %w", label, err)
+			n := len(cmd.Args)
+			for _, p := range list {
+				if root == (p.takesRoot && os.Getuid() == 0 && !k.plain[p.pkg]) {
+					cmd.Args = append(cmd.Args, p.pkg)
+				}
+			}
+			if len(cmd.Args) == n {
+				continue
+			}
+			if root {
+				cmd.Args = append(cmd.Args, "-test.root")
+			}
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), cgo)
+			run, err := gotest.Do(cmd, func(r gotest.Result, pkg, test string, took time.Duration) {
+				if test == "" && r != gotest.Skip {
+					fmt.Printf("    %s: %s %s %s\n", label, r, pkg, took.Round(100*time.Millisecond))
+				}
+			})
+			if err != nil {
+				return nil, fmt.Errorf("%s tree: %w", label, err)
+			}
+			maps.Copy(all.Tests, run.Tests)
+			maps.Copy(all.Output, run.Output)
 		}
-		return run, nil
+		return all, nil
 	}
-	run, err := do(args...)
+	var args []string
+	if only != "" {
+		args = append(args, "-run="+only)
+	}
+	run, err := do(list, args...)
 	if err != nil {
 		return nil, err
 	}
 	for _, key := range run.Failed() {
 		pkg, test, _ := strings.Cut(key, " ")
-		if test == "" || strings.Contains(test, "/") {
+		i := slices.IndexFunc(list, func(p program) bool { return p.pkg == pkg })
+		if test == "" || strings.Contains(test, "/") || i < 0 {
 			continue
 		}
-		again, err := do("-count=1", "-run=^"+test+"$", pkg)
+		again, err := do(list[i:i+1], "-count=1", "-run=^"+test+"$")
 		if err != nil {
 			return nil, err
 		}
 		if again.Tests[key] == gotest.Pass {
 			fmt.Printf("    %s: %s passed when run again by itself\n", label, key)
 		}
-		for k, result := range again.Tests {
-			run.Tests[k] = result
-		}
+		maps.Copy(run.Tests, again.Tests)
 	}
 	return run, nil
 }
 
-// known is what hack/upstream-tests.txt lists: tests that fail on stock too, tests that the
-// patches remove with the code they test.
-type known struct{ fail, gone map[string]bool }
+// known is what hack/upstream-tests.txt lists: tests that fail on stock too, tests that the patches
+// remove with the code they test, and packages whose tests for root are left out.
+type known struct{ fail, gone, plain map[string]bool }
 
 func parseKnown(text string) (known, error) {
-	k := known{map[string]bool{}, map[string]bool{}}
+	k := known{map[string]bool{}, map[string]bool{}, map[string]bool{}}
 	for l := range strings.Lines(text) {
 		l, _, _ = strings.Cut(l, "#")
 		f := strings.Fields(l)
 		if len(f) == 0 {
 			continue
 		}
-		if len(f) != 3 || f[0] != "fail" && f[0] != "gone" {
-			return k, fmt.Errorf(`%q is not "fail PACKAGE TEST" or "gone PACKAGE TEST"`, strings.TrimSpace(l))
+		switch {
+		case len(f) == 3 && f[0] == "fail":
+			k.fail[f[1]+" "+f[2]] = true
+		case len(f) == 3 && f[0] == "gone":
+			k.gone[f[1]+" "+f[2]] = true
+		case len(f) == 2 && f[0] == "plain":
+			k.plain[f[1]] = true
+		default:
+			return k, fmt.Errorf(`%q is not "fail PACKAGE TEST", "gone PACKAGE TEST" or "plain PACKAGE"`, strings.TrimSpace(l))
 		}
-		set := k.fail
-		if f[0] == "gone" {
-			set = k.gone
-		}
-		set[f[1]+" "+f[2]] = true
 	}
 	return k, nil
 }

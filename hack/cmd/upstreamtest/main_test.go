@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,25 +56,27 @@ func TestCompare(t *testing.T) {
 }
 
 func TestParseKnownRefusesOtherLines(t *testing.T) {
-	for _, text := range []string{"skip p TestA", "fail TestA", "fail p TestA because"} {
+	for _, text := range []string{"skip p TestA", "fail TestA", "fail p TestA because", "plain p TestA"} {
 		if _, err := parseKnown(text); err == nil {
 			t.Errorf("%q was accepted", text)
 		}
 	}
 }
 
-func TestLinking(t *testing.T) {
+func TestChoose(t *testing.T) {
 	const m = "github.com/containerd/containerd/v2/"
 	list := `{"ImportPath": "` + m + `a"}
 {"ImportPath": "` + m + `a.test", "Deps": ["` + m + `b [` + m + `a.test]"]}
 {"ImportPath": "` + m + `c", "Deps": ["` + m + `b"]}
+{"ImportPath": "` + m + `core/metadata/boltutil.test", "Deps": ["fmt", "` + m + `pkg/testutil"]}
+{"ImportPath": "` + m + `core/metadatax.test", "Deps": ["fmt"]}
 {"ImportPath": "` + m + `d.test", "Deps": ["` + m + `bb", "fmt"]}
 {"ImportPath": "` + m + `integration/client.test", "Deps": ["` + m + `b"]}`
-	got, err := linking([]string{"b/x.go", "b/y.go"}, []byte(list))
-	if err != nil || strings.Join(got, " ") != m+"a" {
-		t.Errorf("got %q, %v", got, err)
+	got, err := choose([]string{"b/x.go", "b/y.go"}, []byte(list))
+	if want := []program{{m + "a", false}, {m + "core/metadata/boltutil", true}}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
-	if _, err := linking(nil, []byte("{")); err == nil {
+	if _, err := choose(nil, []byte("{")); err == nil {
 		t.Error("half a list was accepted")
 	}
 }
