@@ -103,8 +103,9 @@ func importImages(busybox string) error {
 				t.link("bin/"+applet, "busybox")
 			}
 		}
-		t.file("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
-		t.file("etc/group", "root:x:0:\nnogroup:x:65534:\n")
+		// The groups of root and daemon are what TestAdditionalGids asks for.
+		t.file("etc/passwd", "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+		t.file("etc/group", "root:x:0:\ndaemon:x:1:\nwheel:x:10:root\nnogroup:x:65534:\n")
 		return nil
 	}
 	sh := map[string]any{"Env": []string{"PATH=/bin"}, "Cmd": []string{"sh"}}

@@ -7,6 +7,11 @@
 set -euo pipefail
 base=$1 checkout=$2
 shift 2
+# Whatever the caller has open, a shim would have open, too. Tests count a shim's pipes.
+for fd in /proc/self/fd/*; do
+	fd=${fd##*/}
+	[ "$fd" -le 2 ] || exec {fd}>&-
+done
 mount -t tmpfs -o mode=755 none "$base"
 mkdir "$base/upper" "$base/work" "$base/root"
 # A copy of the machine's mounts below / is not wanted: what they hold is the machine's.
