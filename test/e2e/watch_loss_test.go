@@ -161,6 +161,7 @@ func losses() []loss {
 			n.list("overflow")
 			n.must(syscall.Kill(n.PID(), syscall.SIGCONT))
 			n.inUse("overflow", atOnce)
+			n.calm(atOnce)
 		}, state: byInotify, back: func(n *node, list string) { n.list(list) }},
 	}
 	for _, other := range []struct {
@@ -214,6 +215,22 @@ func (n *node) idle(during time.Duration) {
 	if more := n.logLines("") - lines; more > 0 {
 		n.t.Errorf("%d log lines about nothing new:\n%s", more, n.LogTail(more))
 	}
+}
+
+// calm waits until the daemon has gone through what happened: the queue that was full is handed over in
+// pieces, of which the first one is enough to read the dir again.
+func (n *node) calm(within time.Duration) {
+	n.t.Helper()
+	begin, during := time.Now(), 200*time.Millisecond
+	assert.NilError(n.t, harness.Poll(n.t.Context(), within, func() error {
+		before := n.cpu()
+		time.Sleep(during)
+		if used := n.cpu() - before; used >= during/20 {
+			return fmt.Errorf("the daemon uses %v of CPU in %v", used, during)
+		}
+		return nil
+	}))
+	n.t.Logf("calm after %s", short(time.Since(begin)))
 }
 
 // cpu is what the daemon itself has used.
