@@ -51,10 +51,23 @@ func (d *Daemon) ctr(ctx context.Context, namespace string, args ...string) (str
 	return string(b), nil
 }
 
-// MetadataLeases names the leases of CRI's namespace.
+// MetadataLeases names the leases of CRI's namespace that stay until they are
+// deleted. Containerd takes others for a moment, while it makes a container; if
+// it is killed then they stay until they expire, on stock, too.
 func (d *Daemon) MetadataLeases(ctx context.Context) ([]string, error) {
-	out, err := d.ctr(ctx, "k8s.io", "leases", "list", "--quiet")
-	return strings.Fields(out), err
+	out, err := d.ctr(ctx, "k8s.io", "leases", "list")
+	return lasting(out), err
+}
+
+// lasting picks the leases that do not expire from "ctr leases list".
+func lasting(list string) []string {
+	var names []string
+	for i, line := range strings.Split(strings.TrimSpace(list), "\n") {
+		if f := strings.Fields(line); i > 0 && len(f) > 0 && !strings.Contains(line, "containerd.io/gc.expire=") {
+			names = append(names, f[0])
+		}
+	}
+	return names
 }
 
 // HoldMetadata takes the write lock of the metadata database, as a disk does
