@@ -4,8 +4,8 @@
 #
 # hack/tools.sh [GROUP...]: builds the programs that hack/tools/go.mod pins. Groups: node (runc, CNI
 # plugins and crictl, in _output/tools/{bin,cni}), test (critest, crane, registry), dev (staticcheck,
-# nfpm, cyclonedx-gomod), kubelet (pinned by hack/kubelet/go.mod). Default: node and test. A group that
-# is up to date is skipped.
+# nfpm), release (cyclonedx-gomod), kubelet (pinned by hack/kubelet/go.mod). Default: node and test. A
+# group that is up to date is skipped.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 # They run on this machine, also when GOARCH names another one to build for.
@@ -56,9 +56,14 @@ make_test() {
 }
 
 make_dev() {
-	local list=(honnef.co/go/tools/cmd/staticcheck github.com/goreleaser/nfpm/v2/cmd/nfpm github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod)
+	local list=(honnef.co/go/tools/cmd/staticcheck github.com/goreleaser/nfpm/v2/cmd/nfpm)
 	count "${list[@]}"
 	build "$tmp/bin" "${list[@]}"
+}
+
+make_release() {
+	count github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+	build "$tmp/bin" github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 }
 
 # Kubelet has a module of its own: what it requires must not move the other programs' versions.
@@ -76,9 +81,10 @@ for group; do
 	case $group in
 	node) want=(bin/{runc,crictl} cni/{bridge,ptp,host-local,loopback,portmap,bandwidth,tuning,firewall}) ;;
 	test) want=(bin/{critest,crane,registry}) ;;
-	dev) want=(bin/{staticcheck,nfpm,cyclonedx-gomod}) ;;
+	dev) want=(bin/{staticcheck,nfpm}) ;;
+	release) want=(bin/cyclonedx-gomod) ;;
 	kubelet) want=(bin/kubelet) mod=$root/hack/kubelet ;;
-	*) die "no group of tools \"$group\": there are node, test, dev and kubelet" ;;
+	*) die "no group of tools \"$group\": there are node, test, dev, release and kubelet" ;;
 	esac
 	stamp=$(cat "$mod/go.mod" "$mod/go.sum" "$0" <(go version) | sha256sum)
 	# Up to date is what was built from the same pins and is still all there.

@@ -77,7 +77,7 @@ func stages(lines []string, short bool) []stage {
 		{name: "deps", run: command("hack/deps.sh")},
 		{name: "format", run: format},
 		{name: "vet", run: inModules("go", "vet", "./...")},
-		{name: "platforms", run: platforms},
+		{name: "platforms", run: command("hack/platforms.sh")},
 		{name: "staticcheck", run: sequence(command("hack/tools.sh", "dev"), inModules("_output/tools/bin/staticcheck", "./..."))},
 		{name: "shellcheck", needs: []string{"deps"}, run: shellcheck},
 	}
@@ -294,24 +294,6 @@ func format() (counts, error) {
 		err = fmt.Errorf("gofmt: %w: %s", err, out)
 	}
 	return one(err)
-}
-
-// platforms compiles the library for the systems that it does not run on but must build for.
-func platforms() (counts, error) {
-	var c counts
-	for _, target := range []string{"linux/arm64", "windows/amd64", "freebsd/amd64", "darwin/arm64"} {
-		goos, goarch, _ := strings.Cut(target, "/")
-		fmt.Printf("    %s\n", target)
-		cmd := exec.Command("go", "build", "./...")
-		cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0")
-		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		if err := cmd.Run(); err != nil {
-			c.failed++
-			return c, fmt.Errorf("go build for %s: %w, see above", target, err)
-		}
-		c.passed++
-	}
-	return c, nil
 }
 
 // shellcheck reads every script.

@@ -1,9 +1,10 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Typecheck tells whether the patched tree compiles for other systems as far as the stock one does.
-// It checks the types of both trees' packages from source: a build proves little more and takes many
-// times as long, because every package below must be compiled for every system.
+// Typecheck tells whether the patched tree compiles for other systems as far as the stock one does, or,
+// with -library, whether all of the library does. It checks the types of the packages from source: a
+// build proves little more and takes many times as long, because every package below must be compiled
+// for every system.
 package main
 
 import (
@@ -27,13 +28,16 @@ import (
 func main() {
 	stock := flag.String("stock", "", "the stock tree")
 	patched := flag.String("patched", "", "the patched tree")
+	library := flag.String("library", "", "the library's module, in place of the trees")
 	flag.Parse()
 	passed, failed := 0, 0
 	for _, platform := range flag.Args() {
-		was, err := check(*stock, platform, "readonly")
-		var is result
-		if err == nil {
-			is, err = check(*patched, platform, "mod")
+		var was, is result
+		var err error
+		if *library != "" {
+			is, err = check(*library, platform, "readonly", "./...")
+		} else if was, err = check(*stock, platform, "readonly", trees...); err == nil {
+			is, err = check(*patched, platform, "mod", trees...)
 		}
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "typecheck: %s: %v\n", platform, err)
@@ -46,7 +50,11 @@ func main() {
 			}
 		}
 		slices.Sort(faults)
-		fmt.Printf("    %s: %d packages, %d do not compile on stock, %d on patched\n", platform, is.count, len(was.bad), len(is.bad))
+		if *library != "" {
+			fmt.Printf("    %s: %d packages, %d do not compile\n", platform, is.count, len(is.bad))
+		} else {
+			fmt.Printf("    %s: %d packages, %d do not compile on stock, %d on patched\n", platform, is.count, len(was.bad), len(is.bad))
+		}
 		for _, f := range faults {
 			fmt.Printf("FAIL %s %s\n", platform, f)
 		}
@@ -80,14 +88,17 @@ type listed struct {
 	Error *struct{ Err string }
 }
 
-// check checks the packages that containerd and its shim are made of.
-func check(tree, platform, mod string) (result, error) {
+// trees names the packages that containerd and its shim are made of.
+var trees = []string{"./cmd/...", "./internal/cri/...", "./plugins/cri/..."}
+
+// check checks the named packages of a tree.
+func check(tree, platform, mod string, packages ...string) (result, error) {
 	goos, goarch, ok := strings.Cut(platform, "/")
 	if !ok {
 		return result{}, errors.New(`want "SYSTEM/PROCESSOR"`)
 	}
-	cmd := exec.Command("go", "list", "-mod="+mod, "-e", "-deps", "-tags=urfave_cli_no_docs,static_build,netgo,osusergo",
-		"-json=ImportPath,Dir,GoFiles,Imports,ImportMap,Module,Error", "./cmd/...", "./internal/cri/...", "./plugins/cri/...")
+	cmd := exec.Command("go", append([]string{"list", "-mod=" + mod, "-e", "-deps", "-tags=urfave_cli_no_docs,static_build,netgo,osusergo",
+		"-json=ImportPath,Dir,GoFiles,Imports,ImportMap,Module,Error"}, packages...)...)
 	cmd.Dir = tree
 	cmd.Env = append(os.Environ(), "GOOS="+goos, "GOARCH="+goarch, "CGO_ENABLED=0")
 	var stderr bytes.Buffer

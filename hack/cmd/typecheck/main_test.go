@@ -32,7 +32,7 @@ func TestCheck(t *testing.T) {
 		"freebsd/amd64": {"m/cmd/a"},
 		"windows/amd64": {"m/cmd/a", "m/internal/cri/server"},
 	} {
-		r, err := check(dir, platform, "mod")
+		r, err := check(dir, platform, "mod", trees...)
 		if err != nil {
 			t.Fatal(err)
 		}
