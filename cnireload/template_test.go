@@ -445,7 +445,6 @@ func TestTemplateIsASymlink(t *testing.T) {
 	called("other")
 }
 
-// The template changes: rendered again, in use without a call (T6).
 // The directory is moved away just when the template has changed: rendering it
 // again must not make another one in its place.
 func TestRenewBringsNothingBack(t *testing.T) {
@@ -488,6 +487,7 @@ func TestRenewBringsNothingBack(t *testing.T) {
 	}
 }
 
+// The template changes: rendered again, in use without a call (T6).
 func TestTemplateChanges(t *testing.T) {
 	t.Parallel()
 	d := newTemplated(t, dualTemplate)

@@ -11,23 +11,19 @@ build=''
 [ "${1-}" != --build ] || { build=1 && shift; }
 platforms=(linux/arm64 windows/amd64 freebsd/amd64 darwin/arm64)
 if [ -z "${1-}" ]; then
+	what="the library" tree=$root flags=() packages=(./...)
 	hackgo typecheck -library "$root" "${platforms[@]}"
-	[ -n "$build" ] || exit 0
-	cd "$root"
-	for p in "${platforms[@]}"; do
-		say "building the library for $p"
-		GOOS=${p%/*} GOARCH=${p#*/} CGO_ENABLED=0 go build ./... || die "the library does not build for $p: see above"
-	done
-	exit 0
+else
+	use_line "$1"
+	what=$line flags=(-mod=mod -trimpath '-tags=urfave_cli_no_docs,static_build,netgo,osusergo')
+	packages=(./cmd/containerd ./internal/cri/... ./plugins/cri/...)
+	"$root/hack/fetch.sh" "$line"
+	"$root/hack/apply.sh" "$line"
+	hackgo typecheck -stock "$out/src/stock/$line" -patched "$tree" "${platforms[@]}"
 fi
-use_line "$1"
-"$root/hack/fetch.sh" "$line"
-"$root/hack/apply.sh" "$line"
-hackgo typecheck -stock "$out/src/stock/$line" -patched "$tree" "${platforms[@]}"
 [ -n "$build" ] || exit 0
 cd "$tree"
 for p in "${platforms[@]}"; do
-	say "building $line for $p"
-	GOOS=${p%/*} GOARCH=${p#*/} CGO_ENABLED=0 go build -mod=mod -trimpath -tags=urfave_cli_no_docs,static_build,netgo,osusergo \
-		./cmd/containerd ./internal/cri/... ./plugins/cri/... || die "$line does not build for $p: see above"
+	say "building $what for $p"
+	GOOS=${p%/*} GOARCH=${p#*/} CGO_ENABLED=0 go build "${flags[@]}" "${packages[@]}" || die "$what does not build for $p: see above"
 done

@@ -208,9 +208,8 @@ func losses() []loss {
 // the log.
 func (n *node) idle(during time.Duration) {
 	n.t.Helper()
-	before, lines := n.cpu(), n.logLines("")
-	time.Sleep(during)
-	used := n.cpu() - before
+	lines := n.logLines("")
+	used := n.cpuDuring(during)
 	assert.Assert(n.t, used < during/20, "the daemon used %v of CPU in %v of doing nothing", used, during)
 	if more := n.logLines("") - lines; more > 0 {
 		n.t.Errorf("%d log lines about nothing new:\n%s", more, n.LogTail(more))
@@ -223,14 +222,20 @@ func (n *node) calm(within time.Duration) {
 	n.t.Helper()
 	begin, during := time.Now(), 200*time.Millisecond
 	assert.NilError(n.t, harness.Poll(n.t.Context(), within, func() error {
-		before := n.cpu()
-		time.Sleep(during)
-		if used := n.cpu() - before; used >= during/20 {
+		if used := n.cpuDuring(during); used >= during/20 {
 			return fmt.Errorf("the daemon uses %v of CPU in %v", used, during)
 		}
 		return nil
 	}))
 	n.t.Logf("calm after %s", short(time.Since(begin)))
+}
+
+// cpuDuring is what the daemon itself uses while that time passes.
+func (n *node) cpuDuring(during time.Duration) time.Duration {
+	n.t.Helper()
+	before := n.cpu()
+	time.Sleep(during)
+	return n.cpu() - before
 }
 
 // cpu is what the daemon itself has used.

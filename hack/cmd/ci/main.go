@@ -181,9 +181,7 @@ func runAll(list []stage, w io.Writer) bool {
 		if bad[s.name] {
 			fmt.Fprintf(w, "--- %s: %s\n", s.name, note)
 		}
-		total.passed += c.passed
-		total.failed += c.failed
-		total.skipped += c.skipped
+		total.add(c)
 		for _, reason := range slices.Sorted(maps.Keys(c.why)) {
 			fmt.Fprintf(&reasons, "%s: %d skipped: %s\n", s.name, c.why[reason], reason)
 		}
@@ -317,7 +315,7 @@ func goTest(dir string, each bool, args ...string) func() (counts, error) {
 		}
 		failed := run.Failed()
 		for _, key := range failed {
-			if text := said(run.Output[key]); text != "" {
+			if text := gotest.Said(run.Output[key]); text != "" {
 				fmt.Printf("FAIL %s\n%s", key, text)
 			}
 		}
@@ -335,15 +333,3 @@ func goTest(dir string, each bool, args ...string) func() (counts, error) {
 }
 
 const modulePath = "github.com/cnireload/cnireload/"
-
-// said drops the lines in which go test tells which test runs: when a process dies, hundreds of
-// tests end with nothing else.
-func said(output string) string {
-	var b strings.Builder
-	for l := range strings.Lines(output) {
-		if !strings.HasPrefix(strings.TrimSpace(l), "=== ") && !strings.HasPrefix(strings.TrimSpace(l), "--- ") {
-			b.WriteString(l)
-		}
-	}
-	return b.String()
-}

@@ -64,14 +64,24 @@ var at = regexp.MustCompile(`^[^ :]+\.go:\d+: `)
 
 // reason is what a skipped test said last.
 func reason(output string) string {
-	text := "no reason given"
-	for line := range strings.Lines(output) {
-		line = strings.TrimSpace(line)
-		if line != "" && !strings.HasPrefix(line, "=== ") && !strings.HasPrefix(line, "--- ") {
-			text = at.ReplaceAllString(line, "")
+	text := strings.TrimSpace(Said(output))
+	if text == "" {
+		return "no reason given"
+	}
+	last := text[strings.LastIndexByte(text, '\n')+1:]
+	return at.ReplaceAllString(strings.TrimSpace(last), "")
+}
+
+// Said drops the lines of a test's output in which go test tells which test runs: when a process dies,
+// hundreds of tests end with nothing else.
+func Said(output string) string {
+	var b strings.Builder
+	for l := range strings.Lines(output) {
+		if !strings.HasPrefix(strings.TrimSpace(l), "=== ") && !strings.HasPrefix(strings.TrimSpace(l), "--- ") {
+			b.WriteString(l)
 		}
 	}
-	return text
+	return b.String()
 }
 
 // Failed returns the keys of what failed, in order.
