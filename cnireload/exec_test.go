@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
@@ -350,45 +349,6 @@ func TestFindInPath(t *testing.T) {
 		if err != nil && strings.Contains(err.Error(), "not found") {
 			t.Errorf("%q: error says not found: %v", tt.plugin, err)
 		}
-	}
-}
-
-func TestPluginsOf(t *testing.T) {
-	t.Parallel()
-	list, err := parseList("a.conflist", []byte(`{"cniVersion":"1.0.0","name":"a","plugins":[
-		{"type":"bridge","ipam":{"type":"host-local"}},
-		{"type":"flannel","delegate":{"type":"ptp","ipam":{"type":"dhcp"}}},
-		{"type":"multus","delegates":[
-			{"type":"macvlan","cniVersion":"0.3.1"},
-			{"cniVersion":"0.4.0","name":"x","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}},{"type":"portmap"}]},
-			"not an object"]},
-		{"type":"odd","ipam":{"type":""},"delegate":7,"delegates":{"type":"no list"}},
-		{"type":"flannel2","delegate":{"hairpinMode":true}},
-		{"type":"noipam","ipam":{}}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, p := range pluginsOf(list) {
-		got = append(got, fmt.Sprintf("%s %s %s", p.role, p.typ, p.version))
-	}
-	want := []string{
-		"plugin bridge 1.0.0", "ipam host-local 1.0.0",
-		"plugin flannel 1.0.0", "ipam host-local 1.0.0", "delegate ptp 1.0.0",
-		"plugin multus 1.0.0", "delegate macvlan 0.3.1", "delegate calico 0.4.0", "ipam calico-ipam 0.4.0", "delegate portmap 0.4.0",
-		"plugin odd 1.0.0", "plugin flannel2 1.0.0", "plugin noipam 1.0.0",
-	}
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
-	}
-	// Delegates within delegates come to an end.
-	deep := strings.Repeat(`{"type":"d","delegate":`, 1000) + "{}" + strings.Repeat("}", 1000)
-	list, err = parseList("a.conflist", []byte(`{"name":"a","plugins":[`+deep+`]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := len(pluginsOf(list)); n > 2*maxNesting {
-		t.Errorf("%d plugins in nested delegates", n)
 	}
 }
 

@@ -7,19 +7,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/containernetworking/cni/libcni"
 )
 
 // Gates says what closed gates do.
@@ -51,7 +46,7 @@ type gateKind string
 
 const (
 	gateFile    gateKind = "file"             // it exists
-	gateFilled  gateKind = "file not empty"   // it exists and is not empty
+	gateFilled  gateKind = "file not empty"   // it exists and has not just been emptied
 	gateFlannel gateKind = "flannel env file" // it has flannel's keys
 	gateUnix    gateKind = "unix socket"      // somebody accepts connections
 	gateTCP     gateKind = "tcp port"         // somebody accepts connections
@@ -98,239 +93,30 @@ func (g gate) ops() []string {
 	return []string{"ADD"}
 }
 
-// conf is a plugin's configuration, decoded as far as rules look into it.
-type conf map[string]any
-
-// value finds a key the way the plugins' decoder does, which does not mind its
-// case: a gate on the default of a key that is spelled otherwise would never
-// open. The outcome must be the same each time.
-func (c conf) value(key string) any {
-	if v, ok := c[key]; ok {
-		return v
-	}
-	for _, k := range slices.Sorted(maps.Keys(c)) {
-		if strings.EqualFold(k, key) {
-			return c[k]
-		}
-	}
-	return nil
-}
-
-func (c conf) text(key string) string {
-	s, _ := c.value(key).(string)
-	return s
-}
-
-func (c conf) textOr(key, otherwise string) string {
-	if s := c.text(key); s != "" {
-		return s
-	}
-	return otherwise
-}
-
-func (c conf) isTrue(key string) bool {
-	b, _ := c.value(key).(bool)
-	return b
-}
-
-func (c conf) object(key string) conf {
-	m, _ := c.value(key).(map[string]any)
-	return m
-}
-
-func (c conf) objects(key string) []conf {
-	list, _ := c.value(key).([]any)
-	var objects []conf
-	for _, e := range list {
-		if m, ok := e.(map[string]any); ok {
-			objects = append(objects, m)
-		}
-	}
-	return objects
-}
-
-// pluginRules are the gates of plugins by type. To add a plugin, add its rule
-// here or in ipamRules, with the source of what it says, and a row to the test.
-var pluginRules = map[string]func(conf) []gate{
-	// projectcalico/calico, cni-plugin/pkg/plugin/plugin.go: cmdAdd and cmdDel
-	// stat nodename_file and fail unless nodename_file_optional; cmdAdd reads
-	// the mtu file if require_mtu_file; both load kubernetes.kubeconfig.
-	// The file's content is read only without "nodename" in the configuration,
-	// and the writer truncates it first.
-	"calico": func(c conf) []gate {
-		var gates []gate
-		if !c.isTrue("nodename_file_optional") {
-			kind := gateFile
-			if c.text("nodename") == "" {
-				kind = gateFilled
-			}
-			gates = append(gates, gate{kind: kind, target: c.textOr("nodename_file", "/var/lib/calico/nodename"), key: "nodename_file", mode: GateEnforce, del: true})
-		}
-		if c.isTrue("require_mtu_file") {
-			gates = append(gates, gate{kind: gateFile, target: "/var/lib/calico/mtu", key: "require_mtu_file", mode: GateEnforce})
-		}
-		if k := c.object("kubernetes").text("kubeconfig"); k != "" {
-			gates = append(gates, gate{kind: gateFile, target: k, key: "kubernetes.kubeconfig", mode: GateEnforce, del: true})
-		}
-		return gates
-	},
-	// flannel-io/cni-plugin, flannel.go: loadFlannelSubnetEnv at ADD. DEL uses
-	// what ADD stored.
-	"flannel": func(c conf) []gate {
-		return []gate{{kind: gateFlannel, target: c.textOr("subnetFile", "/run/flannel/subnet.env"), key: "subnetFile", mode: GateEnforce}}
-	},
-	// k8snetworkplumbingwg/multus-cni, pkg/types/conf.go: waits for the file
-	// by itself, up to 45 s.
-	"multus": func(c conf) []gate {
-		if f := c.text("readinessindicatorfile"); f != "" {
-			return []gate{{kind: gateFile, target: f, key: "readinessindicatorfile", mode: GateReport}}
-		}
-		return nil
-	},
-	// multus-cni, pkg/server/api: the shim posts to the daemon's socket.
-	"multus-shim": func(c conf) []gate {
-		return []gate{{kind: gateUnix, target: strings.TrimSuffix(c.textOr("daemonSocketDir", "/run/multus"), "/") + "/multus.sock", key: "daemonSocketDir", mode: GateEnforce}}
-	},
-	// kubeovn/kube-ovn, cmd/cni: both verbs post to server_socket.
-	"kube-ovn": func(c conf) []gate { return unixGate(c.text("server_socket"), "server_socket", GateEnforce, true) },
-	// cilium/cilium, plugins/cilium-cni: ADD waits 30 s by itself; DEL is
-	// queued when the agent is away.
-	"cilium-cni": func(conf) []gate { return unixGate("/var/run/cilium/cilium.sock", "", GateReport, false) },
-	// ovn-org/ovn-kubernetes, go-controller/pkg/cni: both verbs post to it.
-	"ovn-k8s-cni-overlay": func(conf) []gate {
-		return unixGate("/var/run/ovn-kubernetes/cni/ovn-cni-server.sock", "", GateReport, true)
-	},
-	// antrea-io/antrea, pkg/cni: both verbs call the agent's socket.
-	"antrea": func(conf) []gate { return unixGate("/var/run/antrea/cni.sock", "", GateReport, true) },
-	// AliyunContainerService/terway, plugin/terway: both verbs call it.
-	"terway": func(conf) []gate { return unixGate("/var/run/eni/eni.socket", "", GateReport, true) },
-	// aws/amazon-vpc-cni-k8s, cmd/routed-eni-cni-plugin: a socket since July
-	// 2026, a port before. DEL succeeds without the daemon.
-	"aws-cni": func(conf) []gate {
-		return []gate{{kind: gateUnix, target: "/var/run/aws-node/ipamd.sock", instead: "127.0.0.1:50051", mode: GateReport}}
-	},
-	// weaveworks/weave: HTTP to the router on a fixed port.
-	"weave-net": func(conf) []gate { return tcpGate("127.0.0.1:6784", true) },
-}
-
-// ipamRules are the gates of what entries run as their IPAM, by its type. They
-// are given the ipam object and the entry around it.
-var ipamRules = map[string]func(ipam, entry conf) []gate{
-	// containernetworking/plugins, plugins/ipam/host-local: "no IP ranges
-	// specified". The runtime passes no ipRanges, but may some day.
-	"host-local": func(ipam, entry conf) []gate {
-		ranges, _ := ipam.value("ranges").([]any)
-		if ipam.text("subnet") != "" || len(ranges) > 0 || entry.object("capabilities").isTrue("ipRanges") {
-			return nil
-		}
-		return []gate{{kind: gateConf, target: "subnet or ranges", key: "ipam.ranges", mode: GateEnforce}}
-	},
-	// containernetworking/plugins, plugins/ipam/dhcp: both verbs call the daemon.
-	"dhcp": func(ipam, _ conf) []gate {
-		return unixGate(ipam.textOr("daemonSocketPath", "/run/cni/dhcp.sock"), "ipam.daemonSocketPath", GateEnforce, true)
-	},
-	"kube-ovn": func(ipam, _ conf) []gate {
-		return unixGate(ipam.text("server_socket"), "ipam.server_socket", GateEnforce, true)
-	},
-	// spidernet-io/spiderpool, cmd/spiderpool: both verbs ask for the agent's
-	// health first.
-	"spiderpool": func(ipam, _ conf) []gate {
-		return unixGate(ipam.textOr("ipam_unix_socket_path", "/var/run/spidernet/spiderpool.sock"), "ipam.ipam_unix_socket_path", GateEnforce, true)
-	},
-	// Azure/azure-container-networking: HTTP to CNS; DEL is queued without it.
-	"azure-cns":  azureGate,
-	"azure-ipam": azureGate,
-	"weave-ipam": func(conf, conf) []gate { return tcpGate("127.0.0.1:6784", true) },
-}
-
-func unixGate(path, key string, mode GateMode, del bool) []gate {
-	if path == "" {
-		return nil
-	}
-	return []gate{{kind: gateUnix, target: path, key: key, mode: mode, del: del}}
-}
-
-func tcpGate(address string, del bool) []gate {
-	return []gate{{kind: gateTCP, target: address, mode: GateReport, del: del}}
-}
-
-func azureGate(_, entry conf) []gate {
-	u, err := url.Parse(entry.textOr("cnsurl", "http://localhost:10090"))
-	if err != nil || u.Port() == "" {
-		return nil
-	}
-	// Only what is on this node is asked; an address elsewhere is not ours to
-	// call every half second.
-	if ip := net.ParseIP(u.Hostname()); u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return nil
-	}
-	gates := tcpGate(u.Host, false)
-	gates[0].key = "cnsurl"
-	return gates
-}
-
-// gatesOf returns the gates of a list's plugins and of what they delegate to.
-func gatesOf(list *libcni.NetworkConfigList) []gate {
-	var gates []gate
-	for _, p := range list.Plugins {
-		var c conf
-		if json.Unmarshal(p.Bytes, &c) == nil {
-			gates = append(gates, entryGates(c, false, 0)...)
-		}
-	}
-	return gates
-}
-
-// entryGates returns the gates of one entry. completed says that the plugin
-// which delegates to it fills in its IPAM.
-func entryGates(c conf, completed bool, depth int) []gate {
-	if depth > maxNesting {
-		return nil
-	}
-	var gates []gate
-	name := c.text("type")
-	if rule := pluginRules[name]; rule != nil {
-		gates = append(gates, named(name, rule(c))...)
-	}
-	if ipam := c.object("ipam"); ipam != nil && !completed {
-		// flannel-io/cni-plugin, flannel_linux.go: what flannel has as ipam is
-		// its delegate's, and gets the subnet at ADD.
-		filled := name == "flannel" && ipam.text("type") == "host-local"
-		if rule := ipamRules[ipam.text("type")]; rule != nil && !filled {
-			gates = append(gates, named(ipam.text("type"), rule(ipam, c))...)
-		}
-	}
-	if d := c.object("delegate"); d != nil {
-		// flannel puts its own ipam in the place of its delegate's, and others
-		// are built after it.
-		gates = append(gates, entryGates(d, true, depth+1)...)
-	}
-	for _, d := range c.objects("delegates") {
-		entries := d.objects("plugins")
-		if len(entries) == 0 {
-			entries = []conf{d}
-		}
-		for _, e := range entries {
-			gates = append(gates, entryGates(e, false, depth+1)...)
-		}
-	}
-	return gates
-}
-
-func named(plugin string, gates []gate) []gate {
-	for i := range gates {
-		gates[i].plugin = plugin
-	}
-	return gates
-}
-
 // gateBound is how long one look at a gate may take.
 const gateBound = time.Second
+
+// emptyFor is how long a file that must not be empty is waited for once it is.
+const emptyFor = 10 * time.Second
+
+// errLongEmpty says that a gate is open although its file is empty: nobody is
+// about to write it, and the plugin does without its content.
+var errLongEmpty = fmt.Errorf("it has been empty for more than %s, and the plugin does without its content", emptyFor)
 
 // check returns nil if the gate is open, and otherwise what its target lacks. A
 // file on a disk that does not answer cannot be given up on, and keeps a thread:
 // the look goes on in pending, which the next check takes up.
 func (g gate) check(ctx context.Context, pending *chan error) error {
+	err := g.examine(ctx, pending)
+	if errors.Is(err, errLongEmpty) {
+		return nil
+	}
+	return err
+}
+
+// examine is check, which tells in addition what is amiss with an open gate:
+// that is errLongEmpty.
+func (g gate) examine(ctx context.Context, pending *chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, gateBound)
 	defer cancel()
 	if *pending == nil {
@@ -364,7 +150,11 @@ func (g gate) look(ctx context.Context) error {
 			return errors.New("does not exist")
 		case err != nil:
 			return fmt.Errorf("cannot be looked at: %w", err)
-		case g.kind == gateFilled && info.Size() == 0:
+		case g.kind == gateFilled && info.Mode().IsRegular() && info.Size() == 0:
+			// A time to come is that of a clock which was set back since.
+			if age := time.Since(info.ModTime()); age < 0 || age >= emptyFor {
+				return errLongEmpty
+			}
 			return errors.New("is empty")
 		}
 		return nil
@@ -388,18 +178,19 @@ func lookFlannel(path string) error {
 	if c.err != nil {
 		return c.err
 	}
+	// The plugin parses networks, subnets and MTU, and refuses what is empty.
 	has := make(map[string]bool)
 	for lines := bufio.NewScanner(bytes.NewReader(c.bytes)); lines.Scan(); {
-		key, _, ok := strings.Cut(lines.Text(), "=")
-		has[strings.TrimSpace(key)] = ok
+		key, value, ok := strings.Cut(lines.Text(), "=")
+		key = strings.TrimSpace(key)
+		has[key] = ok && (strings.TrimSpace(value) != "" || key == "FLANNEL_IPMASQ")
 	}
 	var missing []string
-	if !has["FLANNEL_SUBNET"] && !has["FLANNEL_IPV6_SUBNET"] {
-		missing = append(missing, "FLANNEL_SUBNET")
-	}
-	for _, key := range []string{"FLANNEL_MTU", "FLANNEL_IPMASQ"} {
-		if !has[key] {
-			missing = append(missing, key)
+	for _, keys := range [][]string{
+		{"FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"}, {"FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"}, {"FLANNEL_MTU"}, {"FLANNEL_IPMASQ"},
+	} {
+		if !slices.ContainsFunc(keys, func(key string) bool { return has[key] }) {
+			missing = append(missing, keys[0])
 		}
 	}
 	if missing != nil {
@@ -512,6 +303,9 @@ func (l *loop) judgeGates(ctx context.Context, s *Snapshot, nets []*network, now
 		}
 		state := GateState{Plugin: g.plugin, Kind: string(g.kind), Target: g.target, Key: g.key, Mode: g.mode,
 			Ops: g.ops(), Open: h.open, Since: h.since, Cause: h.cause, id: g.id()}
+		if errors.Is(h.answer.err, errLongEmpty) {
+			state.Mode = GateReport // it no longer keeps anybody
+		}
 		s.Gates = append(s.Gates, state)
 		if !h.open && g.mode == GateEnforce && cause == nil {
 			cause = g.within(&gateError{gate: g, cause: h.cause, since: h.since})
@@ -537,7 +331,7 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 	a := &h.answer
 	if a.asked && !a.pending {
 		h.cause = errorText(a.err)
-		if a.err == nil {
+		if a.err == nil || errors.Is(a.err, errLongEmpty) {
 			h.open, h.since = true, now
 			return
 		}
@@ -549,7 +343,7 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 	if !a.pending {
 		due := a.at.Add(l.n.pace.gate)
 		if !a.asked || !now.Before(due) {
-			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.check(ctx, &h.pending) })
+			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.examine(ctx, &h.pending) })
 			due = now.Add(l.n.pace.gate)
 		}
 		if due.Before(l.next) {

@@ -45,193 +45,6 @@ func lines(gates []gate) []string {
 	return s
 }
 
-// gateRows are the design's table of gates, in the form in which vendors ship
-// their lists. Each plugin that gets a rule gets a row.
-var gateRows = []struct {
-	name    string
-	plugins []string
-	want    []string
-}{
-	{"calico as shipped", []string{
-		`{"type":"calico","nodename":"n1","kubernetes":{"kubeconfig":"/etc/cni/net.d/calico-kubeconfig"},"ipam":{"type":"calico-ipam"}}`, `portmap`,
-	}, []string{
-		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-		"calico: file /etc/cni/net.d/calico-kubeconfig (kubernetes.kubeconfig), enforce, ADD+DEL",
-	}},
-	// Without a nodename the content of the file is used.
-	{"calico without nodename", []string{`{"type":"calico"}`}, []string{
-		"calico: file not empty /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-	}},
-	{"calico, all keys", []string{
-		`{"type":"calico","nodename":"n1","nodename_file":"/run/n","require_mtu_file":true,"kubernetes":{"kubeconfig":""}}`,
-	}, []string{
-		"calico: file /run/n (nodename_file), enforce, ADD+DEL",
-		"calico: file /var/lib/calico/mtu (require_mtu_file), enforce, ADD",
-	}},
-	{"calico, file optional", []string{`{"type":"calico","nodename_file_optional":true,"nodename_file":"/run/n","kubernetes":{"kubeconfig":"/k"}}`}, []string{
-		"calico: file /k (kubernetes.kubeconfig), enforce, ADD+DEL",
-	}},
-	{"calico, file not optional", []string{`{"type":"calico","nodename":"n","nodename_file_optional":false,"require_mtu_file":false}`}, []string{
-		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-	}},
-	// Plugins decode their keys whatever the case.
-	{"calico, other case", []string{`{"type":"calico","nodeName":"n1","Nodename_File":"/run/n","kubernetes":{"kubeConfig":"/k"}}`}, []string{
-		"calico: file /run/n (nodename_file), enforce, ADD+DEL",
-		"calico: file /k (kubernetes.kubeconfig), enforce, ADD+DEL",
-	}},
-	{"canal", []string{`{"type":"calico","nodename":"n","ipam":{"type":"host-local","subnet":"usePodCidr"}}`}, []string{
-		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-	}},
-	{"canal, ranges", []string{`{"type":"calico","nodename":"n","ipam":{"type":"host-local","ranges":[[{"subnet":"usePodCidr"}]]}}`}, []string{
-		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-	}},
-	{"canal-etcd", []string{`{"type":"flannel","delegate":{"type":"calico","nodename":"n","etcd_endpoints":"https://x"}}`}, []string{
-		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
-		"calico: file /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-	}},
-	{"flannel", []string{`{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}}`, `portmap`}, []string{
-		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
-	}},
-	{"flannel, own file", []string{`{"type":"flannel","subnetFile":"/run/s"}`}, []string{
-		"flannel: flannel env file /run/s (subnetFile), enforce, ADD",
-	}},
-	// Flannel puts the subnet into what it has as ipam, and that into its delegate.
-	{"flannel, own ipam", []string{`{"type":"flannel","ipam":{"type":"host-local","dataDir":"/d"},"delegate":{"type":"macvlan","ipam":{"type":"dhcp"}}}`}, []string{
-		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
-	}},
-	{"flannel, dhcp", []string{`{"type":"flannel","ipam":{"type":"dhcp"}}`}, []string{
-		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
-		"dhcp: unix socket /run/cni/dhcp.sock (ipam.daemonSocketPath), enforce, ADD+DEL",
-	}},
-	{"multus", []string{
-		`{"type":"multus","readinessindicatorfile":"/run/ready","delegates":[
-			{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"type":"flannel"},{"type":"portmap"}]},
-			{"type":"macvlan","ipam":{"type":"dhcp"}},
-			{"type":"bridge","ipam":{"type":"host-local"}}]}`,
-	}, []string{
-		"multus: file /run/ready (readinessindicatorfile), report, ADD",
-		"flannel: flannel env file /run/flannel/subnet.env (subnetFile), enforce, ADD",
-		"dhcp: unix socket /run/cni/dhcp.sock (ipam.daemonSocketPath), enforce, ADD+DEL",
-		"host-local: configuration subnet or ranges (ipam.ranges), enforce, ADD",
-	}},
-	{"multus without indicator", []string{`{"type":"multus","kubeconfig":"/k"}`}, nil},
-	{"multus-shim", []string{`{"type":"multus-shim"}`}, []string{"multus-shim: unix socket /run/multus/multus.sock (daemonSocketDir), enforce, ADD"}},
-	{"multus-shim, own dir", []string{`{"type":"multus-shim","daemonSocketDir":"/host/run/multus/"}`}, []string{
-		"multus-shim: unix socket /host/run/multus/multus.sock (daemonSocketDir), enforce, ADD",
-	}},
-	{"kube-ovn", []string{`{"type":"kube-ovn","server_socket":"/run/openvswitch/kube-ovn-daemon.sock"}`}, []string{
-		"kube-ovn: unix socket /run/openvswitch/kube-ovn-daemon.sock (server_socket), enforce, ADD+DEL",
-	}},
-	{"kube-ovn without the key", []string{`{"type":"kube-ovn"}`}, nil},
-	{"kube-ovn as ipam", []string{`{"type":"macvlan","ipam":{"type":"kube-ovn","server_socket":"/run/o.sock"}}`}, []string{
-		"kube-ovn: unix socket /run/o.sock (ipam.server_socket), enforce, ADD+DEL",
-	}},
-	{"spiderpool", []string{`{"type":"macvlan","ipam":{"type":"spiderpool"}}`, `coordinator`}, []string{
-		"spiderpool: unix socket /var/run/spidernet/spiderpool.sock (ipam.ipam_unix_socket_path), enforce, ADD+DEL",
-	}},
-	{"spiderpool, own socket", []string{`{"type":"ipvlan","ipam":{"type":"spiderpool","ipam_unix_socket_path":"/run/s"}}`}, []string{
-		"spiderpool: unix socket /run/s (ipam.ipam_unix_socket_path), enforce, ADD+DEL",
-	}},
-	{"dhcp", []string{`{"type":"macvlan","ipam":{"type":"dhcp"}}`}, []string{
-		"dhcp: unix socket /run/cni/dhcp.sock (ipam.daemonSocketPath), enforce, ADD+DEL",
-	}},
-	{"dhcp, own socket", []string{`{"type":"macvlan","ipam":{"type":"dhcp","daemonSocketPath":"/run/d"}}`}, []string{
-		"dhcp: unix socket /run/d (ipam.daemonSocketPath), enforce, ADD+DEL",
-	}},
-	{"host-local, subnet", []string{`{"type":"bridge","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}`}, nil},
-	{"host-local, ranges", []string{`{"type":"ptp","ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`}, nil},
-	{"host-local, ranges from the runtime", []string{`{"type":"bridge","capabilities":{"ipRanges":true},"ipam":{"type":"host-local"}}`}, nil},
-	{"host-local, empty ranges", []string{`{"type":"bridge","ipam":{"type":"host-local","ranges":[],"subnet":""}}`}, []string{
-		"host-local: configuration subnet or ranges (ipam.ranges), enforce, ADD",
-	}},
-	{"kube-router as installed", []string{`{"name":"kubernetes","type":"bridge","bridge":"kube-bridge","isDefaultGateway":true,"ipam":{"type":"host-local"}}`}, []string{
-		"host-local: configuration subnet or ranges (ipam.ranges), enforce, ADD",
-	}},
-	{"kindnet", []string{`{"type":"ptp","ipMasq":false,"ipam":{"type":"host-local","dataDir":"/run/cni-ipam-state","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`, `portmap`}, nil},
-	{"cilium", []string{`{"type":"cilium-cni","log-file":"/var/run/cilium/cilium-cni.log"}`}, []string{
-		"cilium-cni: unix socket /var/run/cilium/cilium.sock, report, ADD",
-	}},
-	{"gke with cilium chained", []string{`{"type":"ptp","ipam":{"type":"host-local","ranges":[[{"subnet":"10.1.0.0/24"}]]}}`, `portmap`, `cilium-cni`}, []string{
-		"cilium-cni: unix socket /var/run/cilium/cilium.sock, report, ADD",
-	}},
-	{"ovn-kubernetes", []string{`{"type":"ovn-k8s-cni-overlay"}`}, []string{
-		"ovn-k8s-cni-overlay: unix socket /var/run/ovn-kubernetes/cni/ovn-cni-server.sock, report, ADD+DEL",
-	}},
-	{"antrea", []string{`{"type":"antrea","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}`, `bandwidth`}, []string{
-		"antrea: unix socket /var/run/antrea/cni.sock, report, ADD+DEL",
-	}},
-	{"terway", []string{`terway`}, []string{"terway: unix socket /var/run/eni/eni.socket, report, ADD+DEL"}},
-	{"aws", []string{`{"type":"aws-cni","vethPrefix":"eni"}`, `egress-cni`, `portmap`}, []string{
-		"aws-cni: unix socket /var/run/aws-node/ipamd.sock or 127.0.0.1:50051, report, ADD",
-	}},
-	{"azure with CNS", []string{`{"type":"azure-vnet","ipam":{"type":"azure-cns"}}`}, []string{
-		"azure-cns: tcp port localhost:10090 (cnsurl), report, ADD",
-	}},
-	{"azure with its own CNS address", []string{`{"type":"azure-vnet","cnsurl":"http://127.0.0.2:99","ipam":{"type":"azure-ipam"}}`}, []string{
-		"azure-ipam: tcp port 127.0.0.2:99 (cnsurl), report, ADD",
-	}},
-	{"azure with CNS on IPv6", []string{`{"type":"azure-vnet","cnsurl":"http://[::1]:99/x","ipam":{"type":"azure-ipam"}}`}, []string{
-		"azure-ipam: tcp port [::1]:99 (cnsurl), report, ADD",
-	}},
-	{"azure with CNS elsewhere", []string{`{"type":"azure-vnet","cnsurl":"http://10.0.0.1:10090","ipam":{"type":"azure-cns"}}`}, nil},
-	{"azure with CNS by a name", []string{`{"type":"azure-vnet","cnsurl":"http://localhost.evil.example:10090","ipam":{"type":"azure-cns"}}`}, nil},
-	{"azure with no address", []string{`{"type":"azure-vnet","cnsurl":"%zz","ipam":{"type":"azure-cns"}}`, `{"type":"azure-vnet","cnsurl":"localhost:10090","ipam":{"type":"azure-cns"}}`}, nil},
-	{"azure without CNS", []string{`{"type":"azure-vnet","ipam":{"type":"azure-vnet-ipam"}}`}, nil},
-	{"weave", []string{`{"type":"weave-net","hairpinMode":true}`, `portmap`}, []string{"weave-net: tcp port 127.0.0.1:6784, report, ADD+DEL"}},
-	{"weave as ipam", []string{`{"type":"bridge","ipam":{"type":"weave-ipam"}}`}, []string{"weave-ipam: tcp port 127.0.0.1:6784, report, ADD+DEL"}},
-	// Its agent can be a pod of the pod network: it would wait for itself.
-	{"istio", []string{`{"type":"istio-cni","cni_agent_run_dir":"/var/run/istio-cni","kubernetes":{"kubeconfig":"/k"}}`}, nil},
-	{"needs nothing", []string{`portmap`, `bandwidth`, `tuning`, `firewall`, `sbr`, `loopback`, `{"type":"bridge","ipam":{"type":"static"}}`}, nil},
-	{"unknown", []string{`{"type":"somebodys","nodename_file":"/x","server_socket":"/y","readinessindicatorfile":"/z","ipam":{"type":"theirs","server_socket":"/y"}}`}, nil},
-	// The delegate's address management is filled in by who delegates.
-	{"delegate without ranges", []string{`{"type":"somebodys","delegate":{"type":"bridge","ipam":{"type":"host-local"}}}`}, nil},
-	{"nested", []string{`{"type":"multus","delegates":[{"type":"multus","delegates":[{"plugins":[{"type":"antrea"}]}],"delegate":{"type":"terway"}}]}`}, []string{
-		"terway: unix socket /var/run/eni/eni.socket, report, ADD+DEL",
-		"antrea: unix socket /var/run/antrea/cni.sock, report, ADD+DEL",
-	}},
-	// It is the plugin's affair what it makes of these; nothing is to be waited for.
-	{"bad shapes", []string{
-		`{"type":"calico","nodename":7,"nodename_file":["x"],"nodename_file_optional":"true","kubernetes":"k","delegate":3,"delegates":{"type":"antrea"}}`,
-		`{"type":"multus","delegates":[1,null,"x",[],{"plugins":7},{"plugins":[null,{"type":7}]},{"type":"x","ipam":[]},{"type":"x","ipam":{"type":["dhcp"]}}]}`,
-		`{"type":"bridge","ipam":{"type":"host-local","ranges":{"a":1},"subnet":"10.1.0.0/24"}}`,
-	}, []string{
-		"calico: file not empty /var/lib/calico/nodename (nodename_file), enforce, ADD+DEL",
-	}},
-}
-
-func TestGatesOf(t *testing.T) {
-	t.Parallel()
-	ruled := make(map[string]bool)
-	for _, tt := range gateRows {
-		list, err := libcni.ConfListFromBytes([]byte(conflist("1.0.0", "a", tt.plugins...)))
-		if err != nil {
-			t.Fatalf("%s: %v", tt.name, err)
-		}
-		gates := gatesOf(list)
-		if got := lines(gates); !slices.Equal(got, tt.want) {
-			t.Errorf("%s:\ngot  %q\nwant %q", tt.name, got, tt.want)
-		}
-		for _, g := range gates {
-			ruled[g.plugin] = true
-			// Readiness is held back only by what the configuration names: what
-			// is compiled in may move with a release of the plugin.
-			if g.mode == GateEnforce && g.key == "" {
-				t.Errorf("%s: %s is enforced, but no key leads to it", tt.name, g.line())
-			}
-		}
-	}
-	for typ := range pluginRules {
-		if !ruled[typ] {
-			t.Errorf("%s has a rule, but no row", typ)
-		}
-	}
-	for typ := range ipamRules {
-		if !ruled[typ] {
-			t.Errorf("ipam %s has a rule, but no row", typ)
-		}
-	}
-}
-
 func TestGateModes(t *testing.T) {
 	t.Parallel()
 	list, err := libcni.ConfListFromBytes([]byte(conflist("1.0.0", "a", `{"type":"calico","nodename":"n"}`, "cilium-cni")))
@@ -333,10 +146,17 @@ func TestGateChecks(t *testing.T) {
 	}
 	put("empty", "")
 	put("full", "x")
+	for name, age := range map[string]time.Duration{"long-empty": emptyFor, "future-empty": -time.Hour} {
+		put(name, "")
+		if err := os.Chtimes(at(name), time.Now(), time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	link("full", "link")
 	link("nowhere", "dangling")
 	put("flannel", goodFlannel)
-	put("flannel6", "FLANNEL_IPV6_SUBNET=fd00::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n")
+	put("flannel6", "FLANNEL_IPV6_NETWORK=fd00::/48\nFLANNEL_IPV6_SUBNET=fd00::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=\n")
+	put("flannel-empty", "FLANNEL_NETWORK=\nFLANNEL_SUBNET=\nFLANNEL_MTU=\nFLANNEL_IPMASQ=\n")
 	put("flannel-half", "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\nFLANNEL_M")
 	put("flannel-none", "FLANNEL_NETWORK=10.1.0.0/16\n")
 	if err := syscall.Mkfifo(at("fifo"), 0o644); err != nil {
@@ -369,12 +189,16 @@ func TestGateChecks(t *testing.T) {
 		{gateFile, at("full/x"), "cannot be looked at: stat " + at("full/x") + ": not a directory"},
 		{gateFilled, at("full"), ""},
 		{gateFilled, at("empty"), "is empty"},
+		{gateFilled, at("long-empty"), ""},
+		{gateFilled, at("future-empty"), ""},
+		{gateFilled, at("fifo"), ""},
 		{gateFilled, at("none"), "does not exist"},
 		{gateFlannel, at("flannel"), ""},
 		{gateFlannel, at("flannel6"), ""},
 		{gateFlannel, at("flannel-half"), "lacks FLANNEL_MTU, FLANNEL_IPMASQ"},
 		{gateFlannel, at("flannel-none"), "lacks FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
-		{gateFlannel, at("full"), "lacks FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
+		{gateFlannel, at("flannel-empty"), "lacks FLANNEL_NETWORK, FLANNEL_SUBNET, FLANNEL_MTU"},
+		{gateFlannel, at("full"), "lacks FLANNEL_NETWORK, FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
 		{gateFlannel, at("empty"), "is empty"},
 		{gateFlannel, at("none"), "does not exist"},
 		{gateFlannel, at("fifo"), "is not a regular file but a FIFO"},
@@ -480,7 +304,7 @@ func TestGateCheckIsBounded(t *testing.T) {
 
 // FuzzGates has rules look at any configuration that libcni lets through.
 func FuzzGates(f *testing.F) {
-	for _, row := range gateRows {
+	for _, row := range ruleRows {
 		f.Add([]byte(conflist("1.0.0", "a", row.plugins...)))
 	}
 	for _, seed := range []string{
@@ -497,8 +321,11 @@ func FuzzGates(f *testing.F) {
 			return
 		}
 		for _, p := range pluginsOf(list) {
-			if p.version == "" {
+			if p.version == "" && p.role == RolePlugin {
 				t.Errorf("%+v needs no version", p)
+			}
+			if !p.counts && (p.role == RolePlugin || p.gates != nil) {
+				t.Errorf("%+v", p)
 			}
 		}
 		gates := gatesOf(list)

@@ -103,8 +103,12 @@ const (
 
 // PluginState describes one plugin of a list in use.
 type PluginState struct {
-	Role     Role
-	Type     string
+	Role Role
+	Type string
+	// Counts is false for what an entry names as its ipam or delegate when it
+	// is not known to run that on the host: it is shown, with its problem, and
+	// says nothing about readiness. Nothing is asked of it.
+	Counts   bool
 	Path     string   // empty when it was not found
 	Versions []string // what it answered to VERSION; empty when not asked
 	// Status is what STATUS (CNI spec 1.1) last brought: "ok", "not supported",
@@ -155,11 +159,14 @@ type network struct {
 	staleSince time.Time
 }
 
-// plugin is one executable that a list needs.
+// plugin is one executable that a list names.
 type plugin struct {
 	role    Role
 	typ     string
-	version string // the CNI version it must speak; empty when that is its own affair
+	counts  bool     // it is run on the host
+	dirs    []string // searched before bin_dirs
+	gates   []gate   // what it needs
+	version string   // the CNI version it must speak; empty when that is its own affair
 	// conf is set for entries of the list, which can be asked for their STATUS.
 	conf *libcni.PluginConfig
 }

@@ -301,6 +301,13 @@ func (l *loop) wishes() []wish {
 	for _, bin := range l.n.config.binDirs {
 		wishes = append(wishes, wish{dir: bin})
 	}
+	for _, n := range l.inUse {
+		for _, p := range n.plugins {
+			for _, dir := range p.dirs {
+				wishes = append(wishes, wish{dir: dir})
+			}
+		}
+	}
 	if l.renderer != nil {
 		path := cleanPath(l.renderer.path)
 		wishes = append(wishes, wish{dir: filepath.Dir(path), name: filepath.Base(path)})
@@ -448,7 +455,7 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 			}
 			states = append(states, v.PluginState)
 			var vetoed *statusError
-			if v.Problem != nil && (strict || errors.As(v.Problem, &vetoed)) {
+			if v.Problem != nil && v.Counts && (strict || errors.As(v.Problem, &vetoed)) {
 				problem := fmt.Errorf("%s: %w", n.describe(), v.Problem)
 				if n.file == nil && loopbackCause == nil {
 					loopbackCause = problem
@@ -459,6 +466,9 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 		}
 		s.Networks = append(s.Networks, n.state(states))
 		s.attachments = append(s.attachments, n.attachment)
+	}
+	if cause == nil && strict {
+		cause = l.noPodNetwork(nets)
 	}
 	if cause == nil {
 		cause = l.missingRequired(nets)
@@ -504,6 +514,21 @@ func (l *loop) allowUpgrade(key string, v *verdict, now time.Time) {
 			delete(l.known, key)
 		}
 	}
+}
+
+// noPodNetwork says why the list that is to give pods their address cannot: it
+// runs nothing but loopback.
+func (l *loop) noPodNetwork(nets []*network) error {
+	for _, n := range nets {
+		if n.file == nil {
+			continue
+		}
+		if slices.ContainsFunc(n.list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Type != "loopback" }) {
+			return nil
+		}
+		return fmt.Errorf("%s: it runs only loopback, which connects no pod: install the list of a pod network, and remove this one if it sorts before it", n.describe())
+	}
+	return nil
 }
 
 // missingRequired names the first required plugin that no list runs.

@@ -5,7 +5,6 @@ package cnireload
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -28,89 +27,6 @@ const (
 	// maxVersions is how many versions a plugin can list; there are seven.
 	maxVersions = 100
 )
-
-// pluginsOf lists the executables that a list needs: its entries, what they run
-// for address management, and what they delegate to.
-func pluginsOf(list *libcni.NetworkConfigList) []plugin {
-	var plugins []plugin
-	for _, p := range list.Plugins {
-		v := list.CNIVersion
-		plugins = append(plugins, plugin{role: RolePlugin, typ: p.Network.Type, version: orOldest(v), conf: p})
-		plugins = appendNested(plugins, p.Bytes, v, 0)
-	}
-	return plugins
-}
-
-// maxNesting bounds the depth of delegates within delegates.
-const maxNesting = 8
-
-// appendNested adds the plugins that one entry runs by itself. They are given
-// the version of the list unless they carry their own.
-func appendNested(plugins []plugin, conf []byte, v string, depth int) []plugin {
-	if depth > maxNesting {
-		return plugins
-	}
-	type entry struct {
-		Type string `json:"type"`
-	}
-	// Each key is decoded alone: it is the plugin's affair what else it puts
-	// under these names.
-	var raw map[string]json.RawMessage
-	if json.Unmarshal(conf, &raw) != nil {
-		return plugins
-	}
-	var ipam entry
-	if json.Unmarshal(raw["ipam"], &ipam) == nil && ipam.Type != "" {
-		plugins = append(plugins, plugin{role: RoleIPAM, typ: ipam.Type, version: orOldest(v)})
-	}
-	// flannel-io/cni-plugin, flannel_linux.go: what it runs without being told,
-	// and that it puts an ipam of its own in place of its delegate's.
-	var name string
-	if json.Unmarshal(raw["type"], &name) == nil && name == "flannel" {
-		if ipam.Type == "" {
-			plugins = append(plugins, plugin{role: RoleIPAM, typ: "host-local", version: orOldest(v)})
-		}
-		delegate := entry{Type: "bridge"}
-		_ = json.Unmarshal(raw["delegate"], &delegate)
-		return append(plugins, plugin{role: RoleDelegate, typ: delegate.Type, version: orOldest(v)})
-	}
-	var delegates []json.RawMessage
-	if json.Unmarshal(raw["delegates"], &delegates) != nil {
-		delegates = nil
-	}
-	if d := raw["delegate"]; d != nil {
-		delegates = append(delegates, d)
-	}
-	for _, d := range delegates {
-		var list struct {
-			entry
-			CNIVersion string            `json:"cniVersion"`
-			Plugins    []json.RawMessage `json:"plugins"`
-		}
-		if json.Unmarshal(d, &list) != nil {
-			continue
-		}
-		own := v
-		if list.CNIVersion != "" {
-			own = list.CNIVersion
-		}
-		entries := list.Plugins
-		if len(entries) == 0 {
-			entries = []json.RawMessage{d}
-		}
-		for _, e := range entries {
-			var head entry
-			if json.Unmarshal(e, &head) != nil {
-				continue
-			}
-			if head.Type != "" {
-				plugins = append(plugins, plugin{role: RoleDelegate, typ: head.Type, version: orOldest(own)})
-			}
-			plugins = appendNested(plugins, e, own, depth+1)
-		}
-	}
-	return plugins
-}
 
 // orOldest applies libcni's rule for a missing cniVersion.
 func orOldest(v string) string {
@@ -294,7 +210,12 @@ type verdict struct {
 // readiness is only parsing.
 func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int, checkVersion bool) verdict {
 	pl := n.plugins[index]
-	v := verdict{PluginState: PluginState{Role: pl.role, Type: pl.typ}}
+	v := verdict{PluginState: PluginState{Role: pl.role, Type: pl.typ, Counts: pl.counts}}
+	for _, dir := range slices.Backward(pl.dirs) {
+		if !slices.Contains(dirs, dir) {
+			dirs = slices.Concat([]string{dir}, dirs)
+		}
+	}
 	path, info, err := resolve(pl.typ, dirs, pl.role == RolePlugin)
 	if err != nil {
 		v.Problem = err
@@ -304,7 +225,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 		return v
 	}
 	v.Path = path
-	if checkVersion {
+	if checkVersion && pl.counts {
 		versions, err, ok := p.version(ctx, path, info)
 		v.Versions = versions
 		switch {
@@ -313,7 +234,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 			return v
 		case err != nil:
 			v.Problem = fmt.Errorf("plugin %q (%s) mis-answers VERSION: %w", pl.typ, path, err)
-		case !slices.Contains(versions, pl.version):
+		case pl.version != "" && !slices.Contains(versions, pl.version):
 			v.Problem = fmt.Errorf("plugin %q (%s) does not support cniVersion %s, only %s", pl.typ, path, pl.version, shorten(strings.Join(versions, ", "), maxErrorText/4))
 		}
 		if v.Problem != nil {

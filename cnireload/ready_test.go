@@ -114,14 +114,14 @@ func TestPluginProblems(t *testing.T) {
 		},
 		{
 			name:   "delegate",
-			list:   conflist("1.0.0", "a", `{"type":"fakenet","delegate":{"type":"bridge","ipam":{"type":"portmap"}}}`),
+			list:   conflist("1.0.0", "a", "fakenet", `{"type":"multus","binDir":"/nowhere","delegates":[{"cniVersion":"1.0.0","type":"bridge","ipam":{"type":"portmap"}}]}`),
 			break_: func(d *node) { d.answer("portmap", "VERSION", reply{out: versionAnswer("0.4.0")}) },
 			words:  []string{`plugin "portmap"`, "does not support cniVersion 1.0.0, only 0.4.0"},
 			path:   true,
 		},
 		{
 			name:   "one of several delegates",
-			list:   conflist("1.0.0", "a", `{"type":"fakenet","delegates":[{"type":"bridge"},{"cniVersion":"0.4.0","plugins":[{"type":"portmap"}]}]}`),
+			list:   conflist("1.0.0", "a", "fakenet", `{"type":"multus","binDir":"/nowhere","delegates":[{"type":"bridge"},{"cniVersion":"0.4.0","plugins":[{"type":"portmap"}]}]}`),
 			break_: func(d *node) { d.answer("portmap", "VERSION", reply{out: versionAnswer("1.0.0")}) },
 			words:  []string{`plugin "portmap"`, "does not support cniVersion 0.4.0, only 1.0.0"},
 			path:   true,
@@ -130,7 +130,7 @@ func TestPluginProblems(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			d := newNode(t)
-			d.install("fakenet", "portmap", "bridge")
+			d.install("fakenet", "portmap", "bridge", "multus")
 			if tt.list == "" {
 				tt.list = conflist("1.0.0", "c10", "fakenet", "portmap")
 			}
@@ -150,13 +150,13 @@ func TestPluginProblems(t *testing.T) {
 			found := false
 			for _, p := range n.Snapshot().Networks[0].Plugins {
 				if p.Type != "portmap" {
-					if p.Problem != nil || p.Path != filepath.Join(d.bin, p.Type) || len(p.Versions) == 0 {
+					if !p.Counts || p.Problem != nil || p.Path != filepath.Join(d.bin, p.Type) || len(p.Versions) == 0 {
 						t.Errorf("a good one is %+v", p)
 					}
 					continue
 				}
 				found = true
-				if p.Problem == nil || (p.Path != "") != tt.path {
+				if !p.Counts || p.Problem == nil || (p.Path != "") != tt.path {
 					t.Errorf("the bad one is %+v", p)
 				}
 			}

@@ -179,9 +179,13 @@ func TestMessages(t *testing.T) {
 			p.list("1.0.0", "x")
 		}, want: inA + `plugin "x" cannot be executed: DIR/bin/x is not executable (mode 0644)`},
 		{name: "ipam missing", make: func(p *place) {
-			p.install("exit 0", "x")
-			p.list("1.0.0", `{"type":"x","ipam":{"type":"y"}}`)
+			p.install("exit 0", "bridge")
+			p.list("1.0.0", `{"type":"bridge","ipam":{"type":"y"}}`)
 		}, want: inA + `plugin "y" not found in DIR/bin`},
+		{name: "only loopback", make: func(p *place) {
+			p.install("exit 0", "loopback")
+			p.list("1.0.0", "loopback")
+		}, want: inA + `it runs only loopback, which connects no pod: install the list of a pod network, and remove this one if it sorts before it`},
 		{name: "loopback missing", make: func(p *place) {
 			p.install("exit 0", "x")
 			p.list("1.0.0", "x")
@@ -238,7 +242,7 @@ echo '{"cniVersion":"0.4.0","supportedVersions":["0.3.1","0.4.0"]}'`, 0o755)
 			p.install("exit 0", "flannel", "bridge", "host-local")
 			p.put("subnet.env", "FLANNEL_SUBNET=10.1.0.1/24\n", 0o644)
 			p.list("1.0.0", `{"type":"flannel","subnetFile":"`+p.dir+`/subnet.env"}`)
-		}, want: inA + `plugin "flannel" needs DIR/subnet.env (subnetFile), which lacks FLANNEL_MTU, FLANNEL_IPMASQ, since TIME`},
+		}, want: inA + `plugin "flannel" needs DIR/subnet.env (subnetFile), which lacks FLANNEL_NETWORK, FLANNEL_MTU, FLANNEL_IPMASQ, since TIME`},
 		{name: "gate: no socket", make: func(p *place) {
 			p.install("exit 0", "multus-shim")
 			p.list("1.0.0", `{"type":"multus-shim","daemonSocketDir":"`+p.dir+`"}`)

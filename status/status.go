@@ -181,11 +181,12 @@ type DropIn struct {
 	SHA256 string `json:"sha256"`
 }
 
-// Plugin is an executable that a list needs. Status is "ok" or says in a word
-// what Problem says in full.
+// Plugin is an executable that a list names. Status is "ok" or says in a word
+// what Problem says in full. Counts tells whether readiness depends on it.
 type Plugin struct {
 	Role              string   `json:"role"`
 	Type              string   `json:"type"`
+	Counts            bool     `json:"counts"`
 	Path              string   `json:"path"`
 	SupportedVersions []string `json:"supportedVersions,omitempty"`
 	Status            string   `json:"status"`
@@ -385,6 +386,7 @@ func describe(n cnireload.NetworkState) Network {
 		plugin := Plugin{
 			Role:       string(p.Role),
 			Type:       printable(p.Type),
+			Counts:     p.Counts,
 			Path:       p.Path,
 			Status:     "ok",
 			StatusVerb: p.Status,

@@ -45,7 +45,7 @@ const prefix = "Network plugin returns error: cni plugin not initialized"
 // kinds are snapshots of every kind of state.
 func kinds() map[string]*cnireload.Snapshot {
 	since := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
-	good := cnireload.PluginState{Role: cnireload.RolePlugin, Type: "fakenet", Path: "/opt/cni/bin/fakenet", Versions: []string{"1.0.0"}, Status: "ok"}
+	good := cnireload.PluginState{Role: cnireload.RolePlugin, Type: "fakenet", Counts: true, Path: "/opt/cni/bin/fakenet", Versions: []string{"1.0.0"}, Status: "ok"}
 	list := cnireload.NetworkState{Name: "c10", CNIVersion: "1.0.0", Interface: "eth0", File: "/etc/cni/net.d/10-c10.conflist", SHA256: "abc", Plugins: []cnireload.PluginState{good}}
 	ready := cnireload.Snapshot{
 		Generation: 3, LoadedAt: since, ConfDir: "/etc/cni/net.d", BinDirs: []string{"/opt/cni/bin"},
@@ -76,18 +76,21 @@ func kinds() map[string]*cnireload.Snapshot {
 		},
 		"plugin missing": with(func(s *cnireload.Snapshot) {
 			s.Cause = errors.New(`network "c10" in /etc/cni/net.d/10-c10.conflist: plugin "portmap" not found in /opt/cni/bin`)
-			s.Networks[1].Plugins = []cnireload.PluginState{good, {Role: cnireload.RolePlugin, Type: "portmap", Problem: errors.New(`plugin "portmap" not found in /opt/cni/bin`)}}
+			s.Networks[1].Plugins = []cnireload.PluginState{good, {Role: cnireload.RolePlugin, Type: "portmap", Counts: true, Problem: errors.New(`plugin "portmap" not found in /opt/cni/bin`)}}
 		}),
 		"plugin unusable": with(func(s *cnireload.Snapshot) {
 			s.Cause = errors.New("bad version")
-			s.Networks[1].Plugins = []cnireload.PluginState{{Role: cnireload.RoleIPAM, Type: "x", Path: "/x", Versions: []string{"0.4.0"}, Problem: errors.New("bad version")}}
+			s.Networks[1].Plugins = []cnireload.PluginState{{Role: cnireload.RoleIPAM, Type: "x", Counts: true, Path: "/x", Versions: []string{"0.4.0"}, Problem: errors.New("bad version")}}
 		}),
 		"status not ready": with(func(s *cnireload.Snapshot) {
 			s.Cause = errors.New("code 50")
-			s.Networks[1].Plugins = []cnireload.PluginState{{Role: cnireload.RolePlugin, Type: "x", Path: "/x", Status: "not ready", Problem: errors.New("code 50")}}
+			s.Networks[1].Plugins = []cnireload.PluginState{{Role: cnireload.RolePlugin, Type: "x", Counts: true, Path: "/x", Status: "not ready", Problem: errors.New("code 50")}}
 		}),
 		"problem in parse mode": with(func(s *cnireload.Snapshot) {
 			s.Networks[1].Plugins = []cnireload.PluginState{{Role: cnireload.RoleDelegate, Type: "x", Problem: errors.New("gone")}}
+		}),
+		"named but not run": with(func(s *cnireload.Snapshot) {
+			s.Networks[1].Plugins = []cnireload.PluginState{good, {Role: cnireload.RoleIPAM, Type: "azure-cns", Problem: errors.New(`plugin "azure-cns" not found in /opt/cni/bin`)}}
 		}),
 		"stale": with(func(s *cnireload.Snapshot) {
 			s.Networks[1].StaleError, s.Networks[1].StaleSince = errors.New("is empty"), since
@@ -259,11 +262,14 @@ func TestReport(t *testing.T) {
 
 	r = report(k["plugin missing"])
 	want := []Plugin{
-		{Role: "plugin", Type: "fakenet", Path: "/opt/cni/bin/fakenet", SupportedVersions: []string{"1.0.0"}, Status: "ok", StatusVerb: "ok"},
-		{Role: "plugin", Type: "portmap", Status: "missing", Problem: `plugin "portmap" not found in /opt/cni/bin`},
+		{Role: "plugin", Type: "fakenet", Counts: true, Path: "/opt/cni/bin/fakenet", SupportedVersions: []string{"1.0.0"}, Status: "ok", StatusVerb: "ok"},
+		{Role: "plugin", Type: "portmap", Counts: true, Status: "missing", Problem: `plugin "portmap" not found in /opt/cni/bin`},
 	}
 	if !reflect.DeepEqual(r.Networks[1].Plugins, want) {
 		t.Errorf("%+v", r.Networks[1].Plugins)
+	}
+	if p := report(k["named but not run"]).Networks[1].Plugins[1]; p.Counts || p.Status != "missing" || p.Problem == "" {
+		t.Errorf("%+v", p)
 	}
 	if p := report(k["plugin unusable"]).Networks[1].Plugins[0]; p.Status != "unusable" || p.Role != "ipam" {
 		t.Errorf("%+v", p)
