@@ -6,7 +6,10 @@
 package cnireload
 
 import (
+	"cmp"
+	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -347,6 +350,91 @@ func TestPluginsOf(t *testing.T) {
 		}
 		if n := len(pluginsOf(list)); n > 2*maxNesting {
 			t.Errorf("%d plugins in nested delegates", n)
+		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the table of rules to docs/readiness.md")
+
+// rulesTable is the table of rules in docs/readiness.md.
+func rulesTable() string {
+	var b strings.Builder
+	b.WriteString("| plugin | runs on the host | needs | from | mode | for | why |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	row := func(cells ...string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	for _, role := range []Role{RolePlugin, RoleIPAM} {
+		rules, suffix := mainRules, ""
+		if role == RoleIPAM {
+			rules, suffix = ipamRules, " (IPAM)"
+		}
+		for _, r := range rules {
+			name, running := strings.Join(r.types, ", ")+suffix, r.running
+			if len(r.needs) == 0 {
+				row(name, running, cmp.Or(r.note, "nothing"), "", "", "", "")
+			}
+			for _, n := range r.needs {
+				var from []string
+				if n.key != "" {
+					from = append(from, "`"+n.key+"`")
+				}
+				if n.fallback != "" {
+					from = append(from, "`"+n.fallback+"`")
+				}
+				if n.key == "" {
+					from = append(from, "compiled in")
+				}
+				row(name, running, n.what, strings.Join(from, ", "), map[GateMode]string{GateEnforce: "enforced", GateReport: "reported"}[n.mode],
+					strings.Join(gate{del: n.del}.ops(), ", "), n.why)
+				name, running = "", ""
+			}
+		}
+	}
+	row("any other", "what it names is shown and does not count", "nothing", "", "", "", "")
+	return b.String()
+}
+
+// The documentation says what the rules say.
+func TestRulesInDocs(t *testing.T) {
+	t.Parallel()
+	const (
+		path  = "../docs/readiness.md"
+		begin = "<!-- made from cnireload/rules.go by: go test ./cnireload -run TestRulesInDocs -update -->\n\n"
+		end   = "\n<!-- end of what is made -->\n"
+	)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(b), begin)
+	table, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the table", path)
+	}
+	want := rulesTable()
+	if table == want {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s differs from the rules; run go test ./cnireload -run TestRulesInDocs -update", path)
+	}
+	if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each rule has the words that its row in the documentation needs.
+func TestRulesHaveWords(t *testing.T) {
+	t.Parallel()
+	for _, r := range slices.Concat(mainRules, ipamRules) {
+		if (r.runs == nil) != (r.running == "") {
+			t.Errorf("%s: runs something, or says so, but not both", r.types)
+		}
+		if r.runs == nil && r.needs == nil && r.note == "" {
+			t.Errorf("%s: the rule says nothing", r.types)
+		}
+		for _, n := range r.needs {
+			if n.what == "" || n.why == "" || n.kind == "" || n.mode == "" || n.key == "" && n.fallback == "" {
+				t.Errorf("%s: %+v", r.types, n)
+			}
 		}
 	}
 }
