@@ -125,9 +125,9 @@ func TestR4Neighbours(t *testing.T) {
 	})
 	t.Run("ipam", func(t *testing.T) {
 		n := prepare(t, harness.Options{Side: harness.Patched, NoImage: true})
-		assert.NilError(t, n.InstallFake("fakeipam"))
+		assert.NilError(t, n.InstallFake("bridge", "fakeipam"))
 		assert.NilError(t, n.Fake.Set("fakeipam", fake.State{Versions: []string{"0.4.0"}}))
-		n.write(n.conf("10-a.conflist"), `{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"fakenet","ipam":{"type":"fakeipam"}}]}`)
+		n.write(n.conf("10-a.conflist"), `{"cniVersion":"1.0.0","name":"a","plugins":[{"type":"bridge","ipam":{"type":"fakeipam"}}]}`)
 		n.start()
 		n.notReady(soon, `"fakeipam"`, "cniVersion 1.0.0", "0.4.0")
 	})

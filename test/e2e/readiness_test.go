@@ -75,7 +75,8 @@ func TestR1Neighbours(t *testing.T) {
 	}
 	t.Run("ipam", func(t *testing.T) {
 		n := prepare(t, harness.Options{Side: harness.Patched, NoImage: true})
-		n.write(n.conf("10-ipam.conflist"), `{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"fakenet","ipam":{"type":"fakeipam"}}]}`)
+		n.write(n.conf("10-ipam.conflist"), `{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge","ipam":{"type":"fakeipam"}}]}`)
+		assert.NilError(t, n.InstallFake("bridge"))
 		n.start()
 		n.notReady(soon, `"fakeipam"`, n.BinDirs[0])
 		assert.NilError(t, n.InstallFake("fakeipam"))
