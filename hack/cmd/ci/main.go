@@ -106,7 +106,7 @@ func stages(lines []string, short bool) []stage {
 	newest := "build " + lines[len(lines)-1]
 	return append(list,
 		stage{name: "e2e", needs: []string{"tools", newest}, root: true,
-			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...")},
+			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...", "./vendors/...")},
 		stage{name: "critest", needs: []string{"tools", newest}, root: true, run: command("hack/test.sh", "critest", lines[len(lines)-1])},
 	)
 }
