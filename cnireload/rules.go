@@ -229,13 +229,13 @@ var mainRules = []rule{
 	},
 	{
 		// noironetworks/aci-containers, cmd/opflexagentcni/main.go: an ipam
-		// plugin is run unless its type is this word. Both verbs call the
-		// agent; before there was the key that was a port.
+		// plugin is run unless its type is this word, and not when chained.
+		// Both verbs call the agent; before there was the key that was a port.
 		types: []string{"opflex-agent-cni"},
 		runs: func(c conf) []child {
-			return ipamIf(c, c.object("ipam").text("type") != "opflex-agent-cni-ipam")
+			return ipamIf(c, c.object("ipam").text("type") != "opflex-agent-cni-ipam" && !c.isTrue("chaining-mode"))
 		},
-		running: "its `ipam`, unless that is `opflex-agent-cni-ipam`",
+		running: "its `ipam`, unless that is `opflex-agent-cni-ipam` or `chaining-mode` is set",
 		needs: []need{{
 			what: "a listener, or one on `127.0.0.1:4242`", key: "ep-rpc-sock", fallback: "/var/run/aci-containers-ep-rpc.sock", instead: "127.0.0.1:4242",
 			kind: gateUnix, mode: GateEnforce, del: true, why: "ADD and DEL are calls to it",
@@ -293,13 +293,13 @@ var mainRules = []rule{
 	},
 	{
 		// Azure/azure-container-networking, cni/network/network.go: azure-cns is
-		// a case of a switch, and with multitenancy no other is run either. DEL
-		// is queued without CNS.
+		// a case of a switch, and no other is run with multitenancy or by an
+		// agent on bare metal. DEL is queued without CNS.
 		types: []string{"azure-vnet"},
 		runs: func(c conf) []child {
-			return ipamIf(c, c.object("ipam").text("type") != "azure-cns" && !c.isTrue("multiTenancy"))
+			return ipamIf(c, c.object("ipam").text("type") != "azure-cns" && !c.isTrue("multiTenancy") && c.text("executionMode") != "baremetal")
 		},
-		running: "its `ipam`, unless that is `azure-cns` or `multiTenancy` is set",
+		running: "its `ipam`, unless that is `azure-cns`, `multiTenancy` is set or `executionMode` is `baremetal`",
 		needs: []need{{
 			what: "a listener, if on this node, with the `ipam` `azure-cns`", key: "cnsurl", fallback: "http://localhost:10090",
 			when:    func(c conf) bool { return c.object("ipam").text("type") == "azure-cns" },
