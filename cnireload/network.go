@@ -13,6 +13,8 @@ import (
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+
+	"github.com/cnireload/cnireload/internal/oneline"
 )
 
 // Data types are go-cni's own, so that sandbox metadata written by either is
@@ -79,8 +81,8 @@ type pace struct {
 	agent time.Duration
 	// replay is how often what is owed is looked at.
 	replay time.Duration
-	// trial is how often a pod is tried while all fail.
-	trial time.Duration
+	// sweep is when a GC that did not finish is tried again first.
+	sweep time.Duration
 }
 
 var defaultPace = pace{
@@ -91,7 +93,7 @@ var defaultPace = pace{
 	gate:         500 * time.Millisecond,
 	agent:        30 * time.Second,
 	replay:       time.Second,
-	trial:        time.Second,
+	sweep:        time.Minute,
 }
 
 // Network is the networks of one configuration directory. Its methods can be
@@ -251,64 +253,63 @@ func (n *Network) Status() error { return n.Snapshot().Err() }
 // It also waits for gates that are only reported, but when the time is up it
 // leaves these to the plugin, which knows best.
 //
-// When the last pods have all failed, see [Network.Trial], it also waits for the
-// pod's turn, and for no longer either. pod tells pods from each other, by their
-// UID for example. A network that does not wait tries every pod at once.
+// When many pods have failed, see [Network.Trial], it also waits for the pod's
+// turn, and for no longer either. pod tells pods from each other, by their UID for
+// example; ctx is taken to end with the attempt to run the pod. One that has
+// failed itself is then refused, any other goes on. A network that does not wait
+// tries every pod at once.
 //
 // A waiting call costs no goroutine beside the caller's.
 func (n *Network) Admit(ctx context.Context, pod string) error {
-	s := n.Snapshot()
-	var turn chan struct{} // nil unless only that is waited for
-	if s.admits() {
-		if turn = n.enterTrial(pod, s); turn == nil {
-			return nil
-		}
-	}
 	wait := time.NewTimer(n.config.readyWait)
 	defer wait.Stop()
+	var turn *trialTurn
 	for {
-		select {
-		case <-turn:
-			if s = n.Snapshot(); s.admits() {
-				return nil
-			}
-			turn = nil
-		case <-s.superseded:
-			s = n.Snapshot()
-			n.trials.renew(s.Generation)
-			if turn == nil && s.admits() {
-				if turn = n.enterTrial(pod, s); turn == nil {
+		s := n.Snapshot()
+		var come <-chan struct{} // of the turn, if only that is waited for
+		if s.admits() {
+			if turn == nil {
+				if turn = n.enterTrial(ctx, pod, s); turn == nil {
 					return nil
 				}
+				defer n.trials.leave(turn)
 			}
+			come = turn.come
+		}
+		select {
+		case <-come:
+			return nil
+		case <-s.superseded:
+			n.trials.renew(n.Snapshot().Generation)
 		case <-wait.C:
-			if turn != nil {
-				n.trials.leave(turn)
-				return n.trials.heldBack(n.pace.trial)
+			if come != nil && turn.queue == &n.trials.again {
+				return n.trials.heldBack()
 			}
 			return n.Status()
 		case <-ctx.Done():
-			if turn != nil {
-				n.trials.leave(turn)
-				return fmt.Errorf("%w while %w", context.Cause(ctx), n.trials.heldBack(n.pace.trial))
+			if come != nil {
+				return fmt.Errorf("%w while %w", context.Cause(ctx), n.trials.heldBack())
 			}
 			if err := n.Status(); err != nil {
 				return fmt.Errorf("%w while waiting for the network: %w", context.Cause(ctx), err)
 			}
 			return fmt.Errorf("%w while waiting for the agent of a plugin", context.Cause(ctx))
 		case <-n.ctx.Done():
-			n.trials.leave(turn)
 			return context.Cause(n.ctx)
 		}
 	}
 }
 
-// enterTrial returns what is closed at the pod's turn if it has to wait for it.
-func (n *Network) enterTrial(pod string, s *Snapshot) chan struct{} {
+// enterTrial returns the pod's turn if it has to wait for it.
+func (n *Network) enterTrial(ctx context.Context, pod string, s *Snapshot) *trialTurn {
 	if n.config.readyWait == 0 {
 		return nil
 	}
-	return n.trials.enter(n.logger(n.ctx), pod, s.Generation, n.pace.trial)
+	turn, first := n.trials.enter(ctx, pod, s.Generation)
+	if first {
+		n.logger(n.ctx).Warn("cni: a pod is " + oneline.Of(n.trials.heldBack().Error()))
+	}
+	return turn
 }
 
 // GetConfig returns the lists in use, loopback included.

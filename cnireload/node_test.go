@@ -271,7 +271,7 @@ func (d *node) network(opts ...Opt) *Network {
 	}, opts...)...)
 	d.must(err)
 	n.pace = pace{poll: 100 * time.Millisecond, upgradeGrace: 300 * time.Millisecond, status: 100 * time.Millisecond, statusRetry: 50 * time.Millisecond, gate: 50 * time.Millisecond,
-		agent: 100 * time.Millisecond, replay: 20 * time.Millisecond, trial: 20 * time.Millisecond}
+		agent: 100 * time.Millisecond, replay: 20 * time.Millisecond, sweep: 20 * time.Millisecond}
 	n.turnstile = &turnstile{} // other tests' pods are no reason to give way
 	d.t.Cleanup(func() { _ = n.Close() })
 	return n

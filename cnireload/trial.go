@@ -4,249 +4,233 @@
 package cnireload
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/log"
-
-	"github.com/cnireload/cnireload/internal/oneline"
 )
 
 const (
-	// trialAfter is how many pods in a row must fail for the next ones to be
-	// tried one after the other, and how many must succeed to end that.
+	// trialAfter is how many pods must have failed for pods to be held back: fewer
+	// may be broken themselves. As many new ones are then tried at once.
 	trialAfter = 10
-	// trialsPerSuccess is how many waiters go on when a pod has succeeded. If all
-	// is well that doubles their number each time; if only some pods are, it
-	// lets no crowd of others loose.
+	// trialPace is how often one of the pods that have failed is tried then.
+	trialPace = time.Second
+	// trialsPerSuccess is how many more are tried at each pace when one of them has
+	// succeeded: all go on within seconds if all is well, and no crowd is let
+	// loose if only some are.
 	trialsPerSuccess = 2
-	// fastFailure is how soon a plugin must fail for that to count: one that
-	// takes its time does not wear the node out, and one that hangs says nothing
-	// about the next pod.
+	// fastFailure is how soon a plugin must fail for that to count: one that takes
+	// its time does not wear the node out, and one that hangs says nothing about
+	// the next pod.
 	fastFailure = 10 * time.Second
-	// trialMemory is how long failures are remembered without another one.
-	trialMemory = time.Minute
-	// maxTrialPods bounds the pods of which it is remembered that they failed.
-	maxTrialPods = 1024
+	// trialMemory is how long it is remembered that a pod has failed.
+	trialMemory = 5 * time.Minute
 )
 
-// trials holds pods back while every pod of a network fails, for a reason that
-// no gate knows of: dozens of pods that are retried at once keep each other and
-// everything else on the node from getting anywhere (projectcalico/calico#13884).
-// One is tried at each beat, and each that succeeds lets two more go on. Pods
-// that have not failed before have a queue of their own: they are not to wait for
-// those that have, and that they succeed says nothing about those.
+// trials limits how many pods are tried at once while pods of a network fail for
+// a reason that no gate knows of: dozens that are retried together keep each
+// other and everything else on the node from getting anywhere
+// (projectcalico/calico#13884). It tells two kinds of pods apart:
 //
-// Its lock is never held while something is waited for.
+//   - One that has failed waits for its turn, one each second, once ten pods have
+//     failed.
+//   - Any other goes at once, unless the last ten of its kind have all failed:
+//     then no more than ten at once until a pod succeeds. An attempt counts until
+//     its caller's context ends, or a failure would not count any more.
+//
+// A pod counts once, however often it fails, so that one bad pod changes nothing
+// for others. Pods without a UID are never counted and never of the first kind.
+//
+// The lock is never held while something is waited for.
 type trials struct {
 	mu         sync.Mutex
-	generation uint64 // that has failed
-	failures   int    // in a row, and once pods are held back, all since
-	successes  int    // in a row, of pods that had failed
-	since      time.Time
-	last       time.Time // failure
-	cause      error
-	failed     map[string]bool // pods
-	fresh      trialQueue      // pods that have not failed before
-	again      trialQueue
-	said       bool // that pods are held back
+	generation uint64               // of the lists that failed
+	failed     map[string]time.Time // pods whose last attempt failed, and when
+	newFailed  int                  // pods that failed for the first time, since one succeeded
+	since      time.Time            // when trialAfter pods had failed
+	cause      error                // of the last failure
+	said       bool                 // that pods are held back
+	fresh      trialQueue
+	again      trialQueue // pods that have failed
 }
 
-// trialQueue is pods whose turn has not come, each with what is closed when it
-// has. It belongs to trials.
+// trialQueue is pods that wait, and attempts that others have to wait for.
 type trialQueue struct {
-	waiters []chan struct{}
-	next    time.Time   // when the next one may be tried
-	timer   *time.Timer // runs while there are waiters
+	extra    int // attempts at once above the least
+	attempts int
+	waiting  []*trialTurn
 }
 
-// Trial says that pods are tried one after the other, because all have failed.
+// trialTurn is a pod's place in a queue.
+type trialTurn struct {
+	queue *trialQueue
+	ctx   context.Context // of the attempt
+	come  chan struct{}   // closed when the pod can go on
+}
+
+// Trial says that pods which have failed are tried one after the other, because
+// they are many.
 type Trial struct {
-	Failures int       // since the first of ten in a row
-	Since    time.Time // when that was
+	Failures int       // pods whose last attempt has failed
+	Since    time.Time // when these were ten
 	Held     int       // pods that wait for their turn
 	Cause    string    // of the last failure
 }
 
-// Trial returns nil unless pods are tried one after the other.
+// Trial returns nil unless pods that have failed are tried one after the other.
 func (n *Network) Trial() *Trial {
 	t := &n.trials
+	t.renew(n.Snapshot().Generation)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.active(time.Now(), n.Snapshot().Generation) {
+	if !t.many() {
 		return nil
 	}
-	return &Trial{Failures: t.failures, Since: t.since, Held: t.held(), Cause: t.cause.Error()}
+	return &Trial{Failures: len(t.failed), Since: t.since, Held: t.held(), Cause: t.cause.Error()}
 }
 
-// active tells whether pods are held back. t is locked.
-func (t *trials) active(now time.Time, generation uint64) bool {
-	return t.failures >= trialAfter && t.generation == generation && now.Sub(t.last) < trialMemory
-}
-
-// queue is the one that the pod belongs to. t is locked.
-func (t *trials) queue(pod string) *trialQueue {
-	if t.failed[pod] {
-		return &t.again
-	}
-	return &t.fresh
+// many tells whether so many pods have failed that some are held back. t is locked.
+func (t *trials) many() bool {
+	maps.DeleteFunc(t.failed, func(_ string, at time.Time) bool { return time.Since(at) >= trialMemory })
+	return len(t.failed) >= trialAfter
 }
 
 // held is how many pods wait. t is locked.
-func (t *trials) held() int { return len(t.fresh.waiters) + len(t.again.waiters) }
+func (t *trials) held() int { return len(t.fresh.waiting) + len(t.again.waiting) }
 
-// enter returns nil if the pod can go on at once, and otherwise what is closed
-// when it can.
-func (t *trials) enter(logger *log.Entry, pod string, generation uint64, pace time.Duration) chan struct{} {
-	turn, cause := t.place(pod, generation, pace)
-	if cause != nil {
-		logger.Warnf("cni: at least %d pods in a row have failed; one is tried every %s until they succeed: %s", trialAfter, pace, oneline.Of(cause.Error()))
+// full tells whether a pod has to wait in the queue. t is locked.
+func (t *trials) full(q *trialQueue) bool {
+	if q == &t.fresh {
+		return t.many() && t.newFailed >= trialAfter && q.attempts >= trialAfter
 	}
-	return turn
+	return t.many() && q.attempts > q.extra
 }
 
-// place also returns the last failure if nobody was held back before.
-func (t *trials) place(pod string, generation uint64, pace time.Duration) (turn chan struct{}, cause error) {
+// enter returns nil if the pod can go on at once, and otherwise its turn, and
+// whether it is the first one to wait. The attempt ends with ctx.
+func (t *trials) enter(ctx context.Context, pod string, generation uint64) (turn *trialTurn, first bool) {
+	t.renew(generation)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
-	if !t.active(now, generation) {
-		return nil, nil
+	if !t.many() {
+		return nil, false
 	}
-	q := t.queue(pod)
-	if len(q.waiters) == 0 && !now.Before(q.next) {
-		q.next = now.Add(pace)
-		return nil, nil
+	turn = &trialTurn{queue: &t.fresh, ctx: ctx, come: make(chan struct{})}
+	if _, failed := t.failed[pod]; failed {
+		// However soon it ends, the next one's turn is a pace later.
+		turn.queue, turn.ctx = &t.again, context.WithoutCancel(ctx)
 	}
-	turn = make(chan struct{})
-	q.waiters = append(q.waiters, turn)
-	if len(q.waiters) == 1 {
-		q.timer = time.AfterFunc(q.next.Sub(now), func() { t.beat(q, pace) })
+	if !t.full(turn.queue) {
+		t.begin(turn)
+		return nil, false
 	}
-	if t.said {
-		return turn, nil
-	}
-	t.said = true
-	return turn, t.cause
+	turn.queue.waiting = append(turn.queue.waiting, turn)
+	first, t.said = !t.said, true
+	return turn, first
 }
 
-// beat lets the first waiter go on.
-func (t *trials) beat(q *trialQueue, pace time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := time.Now()
-	if len(q.waiters) == 0 || now.Before(q.next) {
-		return // of a timer that was stopped too late
+// begin counts an attempt until it has ended or lasted long enough, and then lets
+// others go on. t is locked.
+func (t *trials) begin(turn *trialTurn) {
+	lasts := fastFailure
+	if turn.queue == &t.again {
+		lasts = trialPace
 	}
-	q.release(1)
-	q.next = now.Add(pace)
-	if len(q.waiters) > 0 {
-		q.timer.Reset(pace)
-	}
+	turn.queue.attempts++
+	ctx, cancel := context.WithTimeout(turn.ctx, lasts)
+	context.AfterFunc(ctx, func() {
+		cancel()
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		turn.queue.attempts--
+		t.advance()
+	})
 }
 
-// release lets the first waiters go on.
-func (q *trialQueue) release(count int) {
-	count = min(count, len(q.waiters))
-	for _, turn := range q.waiters[:count] {
-		close(turn)
-	}
-	q.waiters = q.waiters[count:]
-	q.rest()
-}
-
-// rest stops the timer if nobody waits.
-func (q *trialQueue) rest() {
-	if len(q.waiters) == 0 && q.timer != nil {
-		q.timer.Stop()
-	}
-}
-
-// leave gives up a place.
-func (t *trials) leave(turn chan struct{}) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// advance lets those go on who need not wait any more. t is locked.
+func (t *trials) advance() {
 	for _, q := range []*trialQueue{&t.fresh, &t.again} {
-		if i := slices.Index(q.waiters, turn); i >= 0 {
-			q.waiters = slices.Delete(q.waiters, i, i+1)
-			q.rest()
+		for len(q.waiting) > 0 && !t.full(q) {
+			turn := q.waiting[0]
+			q.waiting = q.waiting[1:]
+			t.begin(turn)
+			close(turn.come)
 		}
 	}
 }
 
-// reset forgets all failures and lets everybody go on. t is locked.
-func (t *trials) reset() {
-	t.fresh.release(len(t.fresh.waiters))
-	t.again.release(len(t.again.waiters))
-	t.failures, t.successes, t.failed, t.cause, t.said = 0, 0, nil, nil, false
+// leave gives up a turn that has not come.
+func (t *trials) leave(turn *trialTurn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	turn.queue.waiting = slices.DeleteFunc(turn.queue.waiting, func(other *trialTurn) bool { return other == turn })
 }
 
-// renew forgets the failures of another generation than this one.
+// renew forgets the failures of earlier generations.
 func (t *trials) renew(generation uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.generation != generation {
-		t.reset()
+	if generation > t.generation {
+		t.generation, t.newFailed = generation, 0
+		clear(t.failed)
+		t.advance()
 	}
 }
 
 // succeeded notes that a pod has its network.
 func (t *trials) succeeded(logger *log.Entry, pod string) {
-	if said, failures := t.success(pod); said {
-		logger.Infof("cni: pods have their network again after %d have failed", failures)
-	}
-}
-
-// success tells whether to say that nobody is held back any more.
-func (t *trials) success(pod string) (said bool, failures int) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	said, failures = t.said, t.failures
-	if failures >= trialAfter {
-		q := t.queue(pod)
-		if q == &t.again {
-			t.successes++
-		}
-		if q == &t.fresh || t.held() > 0 && t.successes < trialAfter {
-			q.release(trialsPerSuccess)
-			return false, 0
-		}
+	t.newFailed = 0
+	if _, failed := t.failed[pod]; failed {
+		delete(t.failed, pod)
+		t.again.extra += trialsPerSuccess
 	}
-	t.reset()
-	return said, failures
+	t.advance()
+	over := t.said && !t.many()
+	t.said = t.said && !over
+	t.mu.Unlock()
+	if over {
+		logger.Info("cni: pods have their network again, and none is held back any more")
+	}
 }
 
 // failedWith notes that a pod of that generation has none.
 func (t *trials) failedWith(pod string, generation uint64, err error, took time.Duration) {
-	if outcomeOf(err) != "error" || took > fastFailure {
+	if pod == "" || outcomeOf(err) != "error" || took > fastFailure {
 		return
 	}
+	t.renew(generation)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
-	if t.generation != generation || now.Sub(t.last) >= trialMemory {
-		t.reset()
+	if generation < t.generation {
+		return
 	}
-	if t.failures == 0 {
-		t.generation, t.since, t.failed = generation, now, make(map[string]bool)
+	many := t.many()
+	if t.failed == nil {
+		t.failed = make(map[string]time.Time)
 	}
-	t.failures++
-	t.successes = 0
-	t.last, t.cause = now, err
-	if pod != "" && len(t.failed) < maxTrialPods {
-		t.failed[pod] = true
+	if _, failed := t.failed[pod]; !failed {
+		t.newFailed++
+	}
+	t.failed[pod] = time.Now()
+	t.cause, t.again.extra = err, 0
+	if !many {
+		t.since = t.failed[pod]
 	}
 }
 
 // heldBack is the error of a pod whose turn has not come in time.
-func (t *trials) heldBack(pace time.Duration) error {
+func (t *trials) heldBack() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.cause == nil {
+	if !t.many() {
 		return errors.New("held back until now because other pods had failed")
 	}
-	return fmt.Errorf("held back because %d pods have failed; one is tried every %s; the last failed with: %w", t.failures, pace, t.cause)
+	return fmt.Errorf("held back because %d pods have failed, of which one is tried every %s; the last failed with: %w", len(t.failed), trialPace, t.cause)
 }

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,8 +29,12 @@ type trialNode struct {
 	mu    sync.Mutex
 	add   error // that ADD returns, after some time
 	takes time.Duration
-	done  []string // pods that were admitted, and when
+	bad   map[string]bool // pods for which it fails at once
+	done  []string        // pods that were admitted, and when
 }
+
+// podName is the key of a pod's name in the context of its ADD.
+type podName struct{}
 
 // says sets what ADD returns, and after what time.
 func (d *trialNode) says(err error, takes time.Duration) {
@@ -38,14 +43,19 @@ func (d *trialNode) says(err error, takes time.Duration) {
 	d.add, d.takes = err, takes
 }
 
-func (d *trialNode) behaviour() (takes time.Duration, err error) {
+func (d *trialNode) behaviour(ctx context.Context) (takes time.Duration, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if name, _ := ctx.Value(podName{}).(string); d.bad[name] {
+		return 0, &types.Error{Code: 999, Msg: "no such definition"}
+	}
 	return d.takes, d.add
 }
 
 // pod runs a pod of that name as CRI does it, and returns what became of it.
 func (d *trialNode) pod(ctx context.Context, name string) error {
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, podName{}, name))
+	defer cancel() // as gRPC does
 	begin := time.Now()
 	if err := d.n.Admit(ctx, name); err != nil {
 		return err
@@ -93,8 +103,35 @@ func (d *trialNode) admitted(want ...string) {
 	d.done = nil
 }
 
-// failing has as many pods fail as it takes, and one more that uses the turn
-// that is free at once.
+// waves says how many were admitted when, and forgets it.
+func (d *trialNode) waves() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	counts := make(map[time.Duration]int)
+	for _, line := range d.done {
+		_, after, _ := strings.Cut(line, " ")
+		at, err := time.ParseDuration(after)
+		d.must(err)
+		counts[at]++
+	}
+	var waves []string
+	for _, at := range slices.Sorted(maps.Keys(counts)) {
+		waves = append(waves, fmt.Sprintf("%d after %s", counts[at], at))
+	}
+	d.done = nil
+	return strings.Join(waves, ", ")
+}
+
+// many returns names of pods.
+func many(prefix string, count int) (names []string) {
+	for i := range count {
+		names = append(names, fmt.Sprint(prefix, i))
+	}
+	return names
+}
+
+// failing has as many pods fail as it takes, and one of them once more, which
+// uses the turn that is free at once.
 func (d *trialNode) failing() {
 	d.t.Helper()
 	d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
@@ -106,7 +143,7 @@ func (d *trialNode) failing() {
 			d.t.Fatal("works")
 		}
 	}
-	if tr := d.n.Trial(); tr == nil || tr.Failures != trialAfter || tr.Held != 0 || !strings.Contains(tr.Cause, "agent away") {
+	if tr := d.n.Trial(); tr == nil || tr.Failures != trialAfter || tr.Held != 0 || tr.Since != time.Now() || !strings.Contains(tr.Cause, "agent away") {
 		d.t.Fatalf("%+v", tr)
 	}
 	if err := d.pod(d.t.Context(), "old0"); err == nil {
@@ -126,91 +163,200 @@ func TestTrials(t *testing.T) {
 		opts []Opt
 		run  func(t *testing.T, d *trialNode)
 	}{
-		{"a pod at each beat, and those that have not failed do not wait for the others", nil, func(t *testing.T, d *trialNode) {
+		{"one that has failed each second, new ones at once", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
 			wait := d.pods(t.Context(), "old1", "old2", "new1", "old3", "new2", "new3")
-			if tr := d.n.Trial(); tr.Held != 5 {
+			if tr := d.n.Trial(); tr.Held != 3 || tr.Failures != trialAfter+3 {
 				t.Errorf("%+v", tr)
 			}
 			wait()
-			d.admitted("new1 0s", "new2 1s", "old1 1s", "new3 2s", "old2 2s", "old3 3s")
-			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != trialAfter+7 {
+			d.admitted("new1 0s", "new2 0s", "new3 0s", "old1 1s", "old2 2s", "old3 3s")
+			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != trialAfter+3 {
 				t.Errorf("%+v", tr)
 			}
-			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "at least 10 pods in a row have failed; one is tried every 1s until they succeed") ||
+			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "a pod is held back because 10 pods have failed, of which one is tried every 1s; the last failed with") ||
 				!strings.Contains(got[0], "agent away") {
 				t.Errorf("%q", got)
 			}
 		}},
-		{"each that succeeds frees two", nil, func(t *testing.T, d *trialNode) {
+		{"ever more of those that have failed while they succeed", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
-			wait := d.pods(t.Context(), "old1", "old2", "old3", "old4")
-			d.says(nil, 0)
+			d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
+			d.pods(t.Context(), "old10", "old11", "old12", "old13")()
+			d.done = nil
+			var names []string
+			for i := range 14 {
+				names = append(names, fmt.Sprintf("old%d", i))
+			}
+			d.says(nil, 100*time.Millisecond)
+			wait := d.pods(t.Context(), names...)
 			for name, err := range wait() {
 				if err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			d.admitted("old1 1s", "old2 1s", "old3 1s", "old4 1s")
+			// The fifth success leaves nine that have failed.
+			d.admitted("old0 1s", "old1 1.1s", "old2 1.1s", "old3 1.2s", "old4 1.2s", "old5 1.2s", "old6 1.2s", "old10 1.3s", "old11 1.3s", "old12 1.3s", "old13 1.3s", "old7 1.3s", "old8 1.3s", "old9 1.3s")
 			if tr := d.n.Trial(); tr != nil {
 				t.Errorf("%+v", tr)
 			}
-			if got := d.lines.take(); len(got) != 2 || !strings.Contains(got[1], "again after 11 have failed") {
+			if got := d.lines.take(); len(got) != 2 || !strings.Contains(got[1], "pods have their network again") {
 				t.Errorf("%q", got)
 			}
-			// Nothing is left of it.
-			d.says(&types.Error{Code: 999, Msg: "again"}, 0)
-			for range trialAfter - 1 {
-				_ = d.pod(t.Context(), "old1")
-			}
-			if d.n.Trial() != nil {
-				t.Error("failures were not forgotten")
+			time.Sleep(trialPace)
+			synctest.Wait()
+			if tr := &d.n.trials; len(tr.failed) != 0 || tr.fresh.attempts != 0 || tr.again.attempts != 0 {
+				t.Errorf("left behind: %+v", tr)
 			}
 		}},
 		{"some that succeed let no crowd loose", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
+			for i := trialAfter; i < 3*trialAfter; i++ {
+				_ = d.pod(t.Context(), fmt.Sprintf("old%d", i))
+			}
+			d.done = nil
 			names := make([]string, 30)
 			for i := range names {
-				names[i] = fmt.Sprintf("old%d", i%trialAfter)
+				names[i] = fmt.Sprintf("old%d", i)
 			}
 			d.says(&types.Error{Code: 999, Msg: "late"}, 20*time.Second) // says nothing
 			wait := d.pods(t.Context(), names...)
-			for i := range 3 {
-				d.n.trials.succeeded(d.n.logger(t.Context()), "old1")
+			held := func(want int) {
+				t.Helper()
 				synctest.Wait()
-				if want := 2 * (i + 1); len(d.done) != want || d.n.Trial().Held != 30-want {
-					t.Errorf("%d of 30 after %d have succeeded, %+v", len(d.done), i+1, d.n.Trial())
+				d.mu.Lock()
+				went := len(d.done)
+				d.mu.Unlock()
+				if tr := d.n.Trial(); tr == nil || tr.Held != want || went != 30-want {
+					t.Errorf("%d of 30, %+v, want %d held", went, tr, want)
 				}
 			}
-			// That others do says nothing about them.
+			held(30)
+			time.Sleep(trialPace)
+			held(29)
+			d.n.trials.succeeded(d.n.logger(t.Context()), "old0")
+			held(27)
+			time.Sleep(trialPace)
+			held(24) // three at each beat
+			d.n.trials.failedWith("old1", d.n.Snapshot().Generation, &types.Error{Code: 999, Msg: "x"}, 0)
+			time.Sleep(trialPace)
+			held(23)
+			// That others succeed says nothing about them.
 			for range 2 * trialAfter {
 				d.n.trials.succeeded(d.n.logger(t.Context()), "new")
 			}
-			synctest.Wait()
-			if len(d.done) != 6 || d.n.Trial() == nil {
-				t.Errorf("%d of 30, %+v", len(d.done), d.n.Trial())
-			}
-			// Ten in a row end it.
-			for range trialAfter - 3 {
-				d.n.trials.succeeded(d.n.logger(t.Context()), "old1")
-			}
-			synctest.Wait()
-			if len(d.done) != 30 || d.n.Trial() != nil {
-				t.Errorf("%d of 30, %+v", len(d.done), d.n.Trial())
-			}
+			held(23)
 			wait()
 		}},
-		{"new pods are let in ever faster while they succeed", nil, func(t *testing.T, d *trialNode) {
+		{"new ones go together when one has succeeded", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
-			d.says(nil, time.Millisecond)
-			d.pods(t.Context(), "new1", "new2", "new3", "new4", "new5")()
-			d.admitted("new1 0s", "new2 1ms", "new3 1ms", "new4 2ms", "new5 2ms")
+			d.says(nil, 20*time.Second) // longer than an attempt counts
+			errs := d.pods(t.Context(), many("new", 40)...)()
+			for name, err := range errs {
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if got, want := d.waves(), "10 after 0s, 10 after 10s, 20 after 20s"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
 			// Those that had failed are not known to be well.
 			if d.n.Trial() == nil {
 				t.Error("it has ended")
 			}
-			d.pods(t.Context(), "old1")()
-			if tr := d.n.Trial(); tr != nil {
+			// They change nothing for new ones, however often they fail.
+			d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
+			for range 3 * trialAfter {
+				_ = d.pod(t.Context(), "old1")
+			}
+			d.done = nil
+			d.says(nil, time.Second)
+			d.pods(t.Context(), many("newer", 110)...)()
+			if got, want := d.waves(), "110 after 0s"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		}},
+		{"new ones are tried ten at once while all fail", nil, func(t *testing.T, d *trialNode) {
+			d.failing()
+			d.says(&types.Error{Code: 999, Msg: "agent away"}, 3*time.Second)
+			d.pods(t.Context(), many("new", 25)...)()
+			if got, want := d.waves(), "10 after 0s, 10 after 3s, 5 after 6s"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+			// An attempt that never came to ADD counts no longer than its call.
+			ctx, cancel := context.WithCancel(t.Context())
+			for range trialAfter {
+				d.must(d.n.Admit(ctx, "gone"))
+			}
+			wait := d.pods(t.Context(), "next")
+			time.Sleep(time.Second)
+			cancel()
+			wait()
+			d.admitted("next 1s")
+		}},
+		{"new ones that hang hold up none for ever, and none is refused", nil, func(t *testing.T, d *trialNode) {
+			d.failing()
+			d.says(fmt.Errorf("ended: %w", context.DeadlineExceeded), 2*time.Minute)
+			for name, err := range d.pods(t.Context(), many("new", 50)...)() {
+				if err == nil || strings.Contains(err.Error(), "held back") {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if got, want := d.waves(), "10 after 0s, 10 after 10s, 10 after 20s, 20 after 30s"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		}},
+		{"one bad pod changes nothing for others", nil, func(t *testing.T, d *trialNode) {
+			d.bad = map[string]bool{"bad": true}
+			retry := func(times int) {
+				for range times {
+					if err := d.pod(t.Context(), "bad"); err == nil || strings.Contains(err.Error(), "held back") {
+						t.Error(err)
+					}
+					time.Sleep(13 * time.Second)
+				}
+			}
+			retry(3 * trialAfter)
+			d.done = nil
+			d.says(nil, 20*time.Second)
+			wait := d.pods(t.Context(), many("new", 110)...)
+			retry(3)
+			for name, err := range wait() {
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if got, want := d.waves(), "113 after 0s"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+			if got := d.lines.take(); len(got) > 0 || d.n.Trial() != nil {
+				t.Errorf("%q, %+v", got, d.n.Trial())
+			}
+		}},
+		{"pods without a UID are not taken for one", nil, func(t *testing.T, d *trialNode) {
+			d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
+			for range 2 * trialAfter {
+				_ = d.pod(t.Context(), "")
+			}
+			if d.n.Trial() != nil {
+				t.Errorf("%+v", d.n.Trial())
+			}
+			d.failing()
+			_ = d.pod(t.Context(), "")
+			d.pods(t.Context(), "", "", "")()
+			if got, want := d.waves(), "4 after 0s"; got != want {
+				t.Errorf("%s, want %s", got, want)
+			}
+		}},
+		{"a late failure of lists that are gone says nothing", nil, func(t *testing.T, d *trialNode) {
+			before := d.n.Snapshot().Generation
+			d.write("10-a.conflist", conflist("1.0.0", "b", "fakenet"))
+			d.must(d.n.Load())
+			d.failing()
+			for i := range 2 * trialAfter {
+				d.n.trials.failedWith(fmt.Sprint("late", i), before, &types.Error{Code: 999, Msg: "x"}, 0)
+			}
+			if tr := d.n.Trial(); tr == nil || tr.Failures != trialAfter || !strings.Contains(tr.Cause, "agent away") {
 				t.Errorf("%+v", tr)
 			}
 		}},
@@ -227,7 +373,7 @@ func TestTrials(t *testing.T) {
 			}
 			var refused int
 			for _, err := range errs {
-				if strings.Contains(err.Error(), "held back because 1") && strings.Contains(err.Error(), "agent away") && !IsCNINotInitialized(err) {
+				if strings.Contains(err.Error(), "held back because 10 pods have failed") && strings.Contains(err.Error(), "agent away") && !IsCNINotInitialized(err) {
 					refused++
 				}
 			}
@@ -267,7 +413,7 @@ func TestTrials(t *testing.T) {
 			if err := wait()["old1"]; !errors.Is(err, ErrClosed) {
 				t.Error(err)
 			}
-			if d.n.trials.held() != 0 {
+			if n := d.n.trials.held(); n != 0 {
 				t.Error("still waits")
 			}
 		}},
@@ -306,13 +452,9 @@ func TestTrials(t *testing.T) {
 		}},
 		{"a plugin that fails late or is ended does not count", nil, func(t *testing.T, d *trialNode) {
 			d.says(&types.Error{Code: 999, Msg: "slow"}, fastFailure+time.Second)
-			for range trialAfter + 1 {
-				_ = d.pod(t.Context(), "p")
-			}
+			d.pods(t.Context(), many("slow", 2*trialAfter)...)()
 			d.says(fmt.Errorf("ended: %w", context.DeadlineExceeded), time.Second)
-			for range trialAfter + 1 {
-				_ = d.pod(t.Context(), "p")
-			}
+			d.pods(t.Context(), many("ended", 2*trialAfter)...)()
 			if d.n.Trial() != nil {
 				t.Errorf("%+v", d.n.Trial())
 			}
@@ -337,7 +479,7 @@ func TestTrials(t *testing.T) {
 					if verb == "VERSION" {
 						return answersVersions(ctx, verb, path)
 					}
-					takes, err := d.behaviour()
+					takes, err := d.behaviour(ctx)
 					time.Sleep(takes)
 					return []byte(result("1.0.0", "10.1.0.2")), err
 				})
