@@ -7,19 +7,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// sweepEvery is how often plugins are told which attachments exist. What GC
-// frees was leaked by a crash, which is rare.
-const sweepEvery = 6 * time.Hour
+const (
+	// sweepEvery is how often plugins are told which attachments exist. What GC
+	// frees was leaked by a crash, which is rare.
+	sweepEvery = 6 * time.Hour
+	// maxSweepAgain is how long after one that did not finish GC is tried again, at
+	// most: the pace doubles from a minute.
+	maxSweepAgain = 30 * time.Minute
+	// patientAfter is how many GCs in a row give way at once. Where pods come and go
+	// all the time none would ever finish: further ones are ended only when a pod
+	// has waited for gcPatience.
+	patientAfter = 4
+	gcPatience   = 3 * time.Second
+	// giveWayBound is how long a pod waits for a GC that was told to end. Killing a
+	// plugin takes no longer.
+	giveWayBound = pipeGrace + abandonGrace + 500*time.Millisecond
+	// staleBound bounds the DELs of stale attachments of one network. They are no
+	// part of GC's own bound.
+	staleBound = 2 * time.Minute
+)
 
 // Sweep is how the last GC of a network went.
 type Sweep struct {
@@ -35,8 +52,9 @@ func (n *Network) LastSweep() *Sweep { return n.swept.Load() }
 
 // turnstile keeps GC apart from ADD and DEL, which may run beside each other
 // but not beside GC (CNI spec 1.1, section 2, "Lifecycle & Ordering"). GC gives
-// way: it is not begun while one of the others runs, and ended when one comes.
-// The lock is not held while anything runs.
+// way: it is not begun while one of the others runs, and ended when one comes, at
+// once or when that has waited for a moment. The lock is not held while anything
+// runs.
 type turnstile struct {
 	mu     sync.Mutex
 	inside int
@@ -44,8 +62,9 @@ type turnstile struct {
 }
 
 type sweeping struct {
-	cancel context.CancelCauseFunc
-	done   chan struct{}
+	patience time.Duration // of the first pod that comes
+	giveWay  func()        // has it end after that; safe to call again
+	done     chan struct{}
 }
 
 // exclusive is one for all networks: they may share plugins and what these keep.
@@ -53,10 +72,6 @@ var exclusive turnstile
 
 // errGaveWay is why a GC was ended.
 var errGaveWay = errors.New("GC gave way to a pod")
-
-// giveWayBound is how long a pod waits for a GC that was told to end. Killing a
-// plugin takes no longer.
-const giveWayBound = pipeGrace + abandonGrace + 500*time.Millisecond
 
 // enter lets an ADD or DEL begin. It ends with leave.
 func (t *turnstile) enter() {
@@ -67,8 +82,8 @@ func (t *turnstile) enter() {
 	if gc == nil {
 		return
 	}
-	gc.cancel(errGaveWay)
-	bound := time.NewTimer(giveWayBound)
+	gc.giveWay()
+	bound := time.NewTimer(gc.patience + giveWayBound)
 	defer bound.Stop()
 	select {
 	case <-gc.done:
@@ -83,8 +98,9 @@ func (t *turnstile) leave() {
 }
 
 // alone runs sweep unless an ADD, a DEL or another sweep runs, and tells whether
-// it did.
-func (t *turnstile) alone(ctx context.Context, sweep func(context.Context)) bool {
+// it did. The first one that comes then waits for so long before sweep is told to
+// end.
+func (t *turnstile) alone(ctx context.Context, patience time.Duration, sweep func(context.Context)) bool {
 	t.mu.Lock()
 	if t.inside > 0 || t.gc != nil {
 		t.mu.Unlock()
@@ -92,7 +108,9 @@ func (t *turnstile) alone(ctx context.Context, sweep func(context.Context)) bool
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	gc := &sweeping{cancel: cancel, done: make(chan struct{})}
+	gc := &sweeping{patience: patience, done: make(chan struct{}), giveWay: sync.OnceFunc(func() {
+		time.AfterFunc(patience, func() { cancel(errGaveWay) })
+	})}
 	t.gc = gc
 	t.mu.Unlock()
 	defer func() {
@@ -115,8 +133,12 @@ func (n *Network) keep() {
 		n.findLeftOvers(ctx)
 	}
 	close(n.searched)
-	sweeps := n.config.collect && n.config.sandboxes != nil
-	var due time.Time // of the next GC
+	var group sync.WaitGroup
+	defer group.Wait()
+	if n.config.collect && n.config.sandboxes != nil {
+		// By itself: a round of replays may take long.
+		group.Go(n.keepSweeping)
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -127,21 +149,53 @@ func (n *Network) keep() {
 		case <-timer.C:
 		}
 		n.replay(ctx)
-		if sweeps && !time.Now().Before(due) && n.Snapshot().Ready() {
-			if n.turnstile.alone(ctx, n.sweep) && !gaveWay(n.swept.Load()) {
-				due = time.Now().Add(sweepEvery)
-			}
-		}
-		switch {
-		case len(n.tombstones.all()) > 0, sweeps && !time.Now().Before(due):
+		if len(n.tombstones.all()) > 0 {
 			timer.Reset(n.pace.replay)
-		case sweeps:
-			timer.Reset(time.Until(due))
 		}
 	}
 }
 
-func gaveWay(s *Sweep) bool { return s != nil && errors.Is(s.Err, errGaveWay) }
+// keepSweeping runs GC until the network is closed.
+func (n *Network) keepSweeping() {
+	var unfinished, gaveWay int // since one has finished
+	failing := false
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-timer.C:
+		}
+		var patience time.Duration
+		if gaveWay >= patientAfter {
+			patience = gcPatience
+		}
+		if !n.Snapshot().Ready() || !n.turnstile.alone(n.ctx, patience, n.sweep) {
+			timer.Reset(n.pace.replay)
+			continue
+		}
+		err := n.LastSweep().Err
+		if err == nil {
+			if failing {
+				n.logger(n.ctx).Info("cni: GC has finished again")
+			}
+			unfinished, gaveWay, failing = 0, 0, false
+			timer.Reset(sweepEvery)
+			continue
+		}
+		again := min(n.pace.sweep<<min(unfinished, 5), maxSweepAgain)
+		timer.Reset(again)
+		unfinished++
+		switch {
+		case errors.Is(err, errGaveWay):
+			gaveWay++
+		case !failing && n.ctx.Err() == nil:
+			failing = true
+			n.logger(n.ctx).Warnf("cni: GC has failed, and is tried again, at first after %s: %v", again, err)
+		}
+	}
+}
 
 // sweep tells the plugins of every list in use that knows the verb which
 // attachments exist, after removing those that are known to be stale.
@@ -164,20 +218,17 @@ func (n *Network) sweep(ctx context.Context) {
 	}
 	if len(errs) > 0 {
 		result.Err = oneLine(errs)
-		log.G(ctx).WithError(result.Err).Debug("cni: GC did not finish")
-	}
-	if result.Stale > 0 {
-		log.G(ctx).Infof("cni: %d attachments belonged to no pod", result.Stale)
 	}
 	result.At = time.Now()
 	n.swept.Store(result)
 }
 
-// collect runs GC for one list, within its bound.
+// collect runs GC for one list, after DEL for what is known to be stale. Each
+// plugin has the bound of GC.
 func (n *Network) collect(ctx context.Context, a attachment) (stale int, err error) {
-	ctx, cancel := withBound(ctx, "GC")
-	defer cancel()
-	sandboxes, err := n.config.sandboxes(ctx)
+	listing, cancel := withBound(ctx, "GC")
+	sandboxes, err := n.config.sandboxes(listing)
+	cancel()
 	if err != nil {
 		return 0, fmt.Errorf("cannot list the pod sandboxes: %w", err)
 	}
@@ -191,7 +242,7 @@ func (n *Network) collect(ctx context.Context, a attachment) (stale int, err err
 	}
 	valid := []types.GCAttachment{} // not null in JSON
 	known := make(map[string]bool)
-	var errs []error
+	var discarded []*libcni.NetworkAttachment
 	for _, c := range cached {
 		if c.Network != a.list.Name {
 			continue
@@ -200,11 +251,8 @@ func (n *Network) collect(ctx context.Context, a attachment) (stale int, err err
 		// A namespace that is still there may be in use.
 		if exists[c.ContainerID] || n.tombstones.has(c.ContainerID) || !belongsToCRI(c) || isNamespace(c.NetNS) {
 			valid = append(valid, types.GCAttachment{ContainerID: c.ContainerID, IfName: c.IfName})
-			continue
-		}
-		stale++
-		if err := n.discard(ctx, c); err != nil {
-			errs = append(errs, err)
+		} else {
+			discarded = append(discarded, c)
 		}
 	}
 	for id := range exists {
@@ -215,15 +263,18 @@ func (n *Network) collect(ctx context.Context, a attachment) (stale int, err err
 	slices.SortFunc(valid, func(a, b types.GCAttachment) int {
 		return strings.Compare(a.ContainerID+"\x00"+a.IfName, b.ContainerID+"\x00"+b.IfName)
 	})
+	errs := n.discard(ctx, a, discarded)
 	if context.Cause(ctx) == nil {
-		if err := n.cni.GCNetworkList(ctx, a.list, &libcni.GCArgs{ValidAttachments: valid}); err != nil && !unsupported(err) {
+		// Without a cache: libcni would run the DELs that have failed once more.
+		c := libcni.NewCNIConfigWithCacheDir(n.config.binDirs, filepath.Join(n.cacheDir(), "no attachments"), n.exec)
+		if err := c.GCNetworkList(ctx, a.list, &libcni.GCArgs{ValidAttachments: valid}); err != nil && !unsupported(err) {
 			errs = append(errs, err)
 		}
 	}
 	if len(errs) > 0 {
-		return stale, oneLine(errs)
+		return len(discarded), oneLine(errs)
 	}
-	return stale, nil
+	return len(discarded), nil
 }
 
 // belongsToCRI tells whether an attachment was made for a pod. Others that use
@@ -232,17 +283,33 @@ func belongsToCRI(c *libcni.NetworkAttachment) bool {
 	return slices.Contains(c.CniArgs, [2]string{"K8S_POD_INFRA_CONTAINER_ID", c.ContainerID})
 }
 
-// discard removes an attachment of a pod that is gone, with the list of its ADD.
-func (n *Network) discard(ctx context.Context, c *libcni.NetworkAttachment) error {
-	list, err := cachedList(c)
-	if err != nil {
-		return fmt.Errorf("stale attachment of %s: %w", c.ContainerID, err)
+// discard removes attachments of pods that are gone, each with the list of its
+// ADD or, if that cannot be used, with the one in use. They come in any order, so
+// that those behind one that hangs have their turn another time.
+func (n *Network) discard(ctx context.Context, inUse attachment, stale []*libcni.NetworkAttachment) (errs []error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, staleBound, fmt.Errorf("the DELs of stale attachments did not finish within %s", staleBound))
+	defer cancel()
+	rand.Shuffle(len(stale), func(i, j int) { stale[i], stale[j] = stale[j], stale[i] })
+	for i, c := range stale {
+		if ctx.Err() != nil {
+			return append(errs, fmt.Errorf("%d stale attachments are left: %w", len(stale)-i, context.Cause(ctx)))
+		}
+		list, err := cachedList(c)
+		if err != nil {
+			list = inUse.list
+		}
+		ns := &Namespace{id: c.ContainerID, capabilityArgs: c.CapabilityArgs, args: make(map[string]string)}
+		for _, pair := range c.CniArgs {
+			ns.args[pair[0]] = pair[1]
+		}
+		pod := fmt.Sprintf("%s/%s (sandbox %s)", ns.args["K8S_POD_NAMESPACE"], ns.args["K8S_POD_NAME"], c.ContainerID)
+		if err := n.detachOne(ctx, attachment{list: list, ifName: c.IfName}, ns); err != nil {
+			errs = append(errs, fmt.Errorf("stale attachment of pod %s: %w", pod, err))
+			continue
+		}
+		n.logger(n.ctx).Infof("cni: pod %s is gone, but was attached to network %q by interface %s: removed", pod, c.Network, c.IfName)
 	}
-	ns := &Namespace{id: c.ContainerID, capabilityArgs: c.CapabilityArgs, args: make(map[string]string)}
-	for _, pair := range c.CniArgs {
-		ns.args[pair[0]] = pair[1]
-	}
-	return n.detachOne(ctx, attachment{list: list, ifName: c.IfName}, ns)
+	return errs
 }
 
 // unsupported tells whether all that plugins had to say is that they do not know
