@@ -254,11 +254,11 @@ type Tombstone struct {
 	Attempts int       `json:"attempts"`
 }
 
-// Trial says that the last pods have all failed, so that one is tried at a time.
+// Trial says that many pods have failed, so that one of them is tried at a time.
 type Trial struct {
-	Failures int       `json:"failures"` // since the first of ten in a row
-	Since    time.Time `json:"since"`
-	Held     int       `json:"held"` // pods that wait for their turn
+	Failures int       `json:"failures"` // pods whose last attempt has failed
+	Since    time.Time `json:"since"`    // when these were ten
+	Held     int       `json:"held"`     // pods that wait for their turn
 	Cause    string    `json:"cause"`
 }
 
