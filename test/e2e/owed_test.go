@@ -145,13 +145,17 @@ func TestGC(t *testing.T) {
 			n.untidy = true
 			return "no GC, 2 addresses leaked for ever"
 		}
-		assert.NilError(t, harness.Poll(t.Context(), 2*polled, func() error {
+		// It may have given way to the pod, and then is tried again after a minute.
+		assert.NilError(t, harness.Poll(t.Context(), 2*polled+time.Minute, func() error {
 			if r := n.report(); r.GC == nil || r.GC.Error != "" || n.leases() != 1 {
 				return fmt.Errorf("%d addresses are held, GC %+v", n.leases(), r.GC)
 			}
 			return nil
 		}))
 		assert.Assert(t, n.calls("fakenet", "GC") >= 1)
+		for i := range 2 {
+			assert.Equal(t, n.logLines(fmt.Sprintf(`cni: pod default/lost%d (sandbox `, i)), 1)
+		}
 		assert.Equal(t, n.leases(), 1)
 		n.untidy = true // the lost pods' shims and namespaces are still there
 		assert.NilError(t, n.RemovePod(t.Context(), kept))

@@ -78,12 +78,12 @@ func TestTrials(t *testing.T) {
 			assert.Assert(t, r.Trial != nil, "no trial in the report")
 			assert.Assert(t, r.Trial.Held > 0 && r.Trial.Failures >= 10, "%+v", r.Trial)
 			assert.Assert(t, cmp.Contains(r.Trial.Cause, "the agent is away"))
-			assert.Equal(t, n.logLines("at least 10 pods in a row have failed"), 1)
-			// One that has not failed before comes first.
+			assert.Equal(t, n.logLines("a pod is held back because"), 1)
+			// One that has not failed waits for none of them.
 			other := time.Now()
 			assert.NilError(t, n.add("other"))
 			assert.Assert(t, time.Since(other) < soon, "another pod took %v", time.Since(other))
-			text = "one is tried at a time"
+			text = "one of those that have failed is tried at a time"
 		}
 		cured := time.Now()
 		assert.NilError(t, n.Fake.Set("portmap", fake.State{}))
@@ -101,5 +101,59 @@ func TestTrials(t *testing.T) {
 		}
 		assert.Equal(t, n.leases(), 0)
 		return fmt.Sprintf("%s: %.1f tries a second of %d pods, all have their network %s after the agent is back", text, perSecond, pods, short(healed))
+	})
+}
+
+// One pod asks for what is not there, such as a NetworkAttachmentDefinition, and
+// is retried for ever. That is its own affair: pods that come beside it all run.
+func TestOneBadPod(t *testing.T) {
+	const pods = 20
+	sides(t, "pod with a missing NetworkAttachmentDefinition", func(t *testing.T, side harness.Side) string {
+		// Less than ADD takes: who has to wait for others is refused.
+		n := prepare(t, harness.Options{Side: side, ReadyWait: "2s"})
+		n.write(n.conf("10-a.conflist"), c10("a"))
+		n.start()
+		n.waitReady(true, soon)
+		assert.NilError(t, n.Fake.Set("fakenet", fake.State{Rules: []fake.Rule{
+			{Verb: "ADD", Behavior: fake.Behavior{Mode: fake.Fail, Code: 999, Msg: "no such definition", Pod: "bad"}},
+			{Verb: "ADD", Behavior: fake.Behavior{Mode: fake.Slow, Millis: 4000}},
+		}}))
+		tried := 0
+		retry := func(ctx context.Context) {
+			_, err := n.RunPod(ctx, harness.Pod{Name: "bad"})
+			if ctx.Err() == nil {
+				tried++
+				assert.Check(t, cmp.ErrorContains(err, "no such definition"))
+				assert.Check(t, err == nil || !strings.Contains(err.Error(), "held back"), "%v", err)
+			}
+		}
+		for range 12 {
+			retry(t.Context())
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := parallel(func() {
+			for ctx.Err() == nil {
+				retry(ctx)
+			}
+		})
+		begin := time.Now()
+		errs := make([]error, pods)
+		var group sync.WaitGroup
+		for i := range pods {
+			group.Go(func() { _, errs[i] = n.RunPod(t.Context(), harness.Pod{Name: fmt.Sprint("good", i)}) })
+		}
+		group.Wait()
+		took := time.Since(begin)
+		cancel()
+		ended()
+		for _, err := range errs {
+			assert.NilError(t, err)
+		}
+		assert.Equal(t, n.leases(), pods)
+		if side == harness.Patched {
+			assert.Assert(t, n.report().Trial == nil)
+			assert.Equal(t, n.logLines("held back"), 0)
+		}
+		return fmt.Sprintf("a pod fails %d times; %d others beside it all run, after %s", tried, pods, short(took))
 	})
 }

@@ -79,7 +79,7 @@ type Report struct {
 	Stale      bool      `json:"stale"`
 	LastError  string    `json:"lastError"`
 	ConfDir    string    `json:"confDir"`
-	// Trial is set while one pod is tried at a time because all have failed.
+	// Trial is set while pods that have failed are tried one at a time because they are many.
 	Trial *struct {
 		Failures int       `json:"failures"`
 		Since    time.Time `json:"since"`
