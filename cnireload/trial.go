@@ -22,8 +22,8 @@ const (
 	// trialPace is how often one of the pods that have failed is tried then.
 	trialPace = time.Second
 	// trialsPerSuccess is how many more are tried at each pace when one of them has
-	// succeeded: all go on within seconds if all is well, and no crowd is let
-	// loose if only some are.
+	// succeeded, until one fails; after ten all are. So all go on within seconds if
+	// all is well, and no crowd is let loose if only some are.
 	trialsPerSuccess = 2
 	// fastFailure is how soon a plugin must fail for that to count: one that takes
 	// its time does not wear the node out, and one that hangs says nothing about
@@ -109,7 +109,7 @@ func (t *trials) full(q *trialQueue) bool {
 	if q == &t.fresh {
 		return t.many() && t.newFailed >= trialAfter && q.attempts >= trialAfter
 	}
-	return t.many() && q.attempts > q.extra
+	return t.many() && q.attempts > q.extra && q.extra < trialAfter*trialsPerSuccess
 }
 
 // enter returns nil if the pod can go on at once, and otherwise its turn, and

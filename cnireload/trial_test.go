@@ -248,6 +248,26 @@ func TestTrials(t *testing.T) {
 			held(23)
 			wait()
 		}},
+		{"all go on when ten have succeeded in a row", nil, func(t *testing.T, d *trialNode) {
+			d.failing()
+			for _, name := range many("old", 60) {
+				d.n.trials.failedWith(name, d.n.Snapshot().Generation, &types.Error{Code: 999, Msg: "agent away"}, 0)
+			}
+			d.says(nil, 5*time.Second)
+			wait := d.pods(t.Context(), many("old", 60)...)
+			time.Sleep(trialPace)
+			for _, name := range many("old", trialAfter) {
+				if tr := d.n.Trial(); tr == nil || tr.Held < 40 {
+					t.Errorf("before %s: %+v", name, tr)
+				}
+				d.n.trials.succeeded(d.n.logger(t.Context()), name)
+			}
+			if tr := d.n.Trial(); tr == nil || tr.Held != 0 {
+				t.Errorf("%+v", tr)
+			}
+			wait()
+			d.done = nil
+		}},
 		{"new ones go together when one has succeeded", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
 			d.says(nil, 20*time.Second) // longer than an attempt counts
