@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -124,12 +125,12 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 	}
 	stdout, err := newOutput()
 	if err != nil {
-		return nil, fmt.Errorf("plugin %s cannot be executed: %w", path, err)
+		return nil, ownErrorf("plugin %s cannot be executed: %w", path, err)
 	}
 	stderr, err := newOutput()
 	if err != nil {
 		stdout.discard()
-		return nil, fmt.Errorf("plugin %s cannot be executed: %w", path, err)
+		return nil, ownErrorf("plugin %s cannot be executed: %w", path, err)
 	}
 	cmd := exec.Command(path)
 	cmd.Env = environ
@@ -143,7 +144,7 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		if errors.Is(err, errTextBusy) {
 			return nil, fmt.Errorf("plugin %s is being written: %w", path, err)
 		}
-		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s cannot be executed: %v", path, err)}
+		return nil, ownErrorf("plugin %s cannot be executed: %w", path, err)
 	}
 	process := e.running.begin(path, environ, cmd.Process.Pid)
 	stdout.collect()
@@ -167,42 +168,72 @@ func (e *boundedExec) run(ctx context.Context, path, verb string, stdin []byte, 
 		if kerr := killAll(cmd); kerr != nil {
 			log.G(ctx).WithError(kerr).Warnf("cannot kill cni plugin %s, pid %d", path, cmd.Process.Pid)
 		}
-		defer e.running.noteEscaped(ctx, path, environ, cmd.Process.Pid)
 		abandon := time.NewTimer(pipeGrace + abandonGrace)
 		defer abandon.Stop()
 		select {
 		case end = <-done:
 			// It may have ended well just before, with a child of its own
 			// holding its output.
-			if !cmd.ProcessState.Success() {
+			if !succeeded(cmd) {
 				return nil, fmt.Errorf("plugin %s was killed: %w%s", path, context.Cause(ctx), stderr.note())
 			}
 		case <-abandon.C:
 			// The goroutine above reaps it if it ever ends.
 			e.running.abandon(process)
-			return nil, fmt.Errorf("plugin %s, pid %d, was killed but %w: %w", path, cmd.Process.Pid, errAbandoned, context.Cause(ctx))
+			return nil, &abandonedError{path: path, pid: cmd.Process.Pid, cause: context.Cause(ctx), gone: process.gone}
 		}
 	}
 	// A plugin that ended well has succeeded, even if a child that it left
 	// behind still holds its output (containerd#7832 takes the same view).
-	err = end.err
-	if end.lingers {
-		e.running.noteEscaped(ctx, path, environ, cmd.Process.Pid)
-		if cmd.ProcessState.Success() {
-			err = nil
-		}
-	}
-	if err != nil {
-		return nil, pluginError(err, &stdout.capture, &stderr.capture)
+	switch {
+	case cmd.ProcessState == nil:
+		// Somebody else reaped it. What it printed may be a result or an error.
+		return nil, ownErrorf("plugin %s has ended, but how is not known: %w%s", path, end.err, stderr.note())
+	case end.err != nil && !(end.lingers && succeeded(cmd)):
+		return nil, pluginError(end.err, &stdout.capture, &stderr.capture)
 	}
 	if stderr.total() > 0 {
 		log.G(ctx).WithField("plugin", path).WithField("verb", verb).Debugf("cni plugin printed: %s", stderr.text())
 	}
-	if n := stdout.total(); n > maxOutput {
-		return nil, &types.Error{Code: types.ErrInternal, Msg: fmt.Sprintf("plugin %s printed %d bytes, the limit is %d", path, n, maxOutput)}
+	// Other verbs have no result: whatever it printed, it has succeeded.
+	if n := stdout.total(); n > maxOutput && (verb == "ADD" || verb == "VERSION") {
+		return nil, ownErrorf("plugin %s printed %d bytes, the limit is %d", path, n, maxOutput)
 	}
 	return stdout.bytes(), nil
 }
+
+// succeeded tells whether the plugin ended well. Its state is not known if waiting
+// for it has failed.
+func succeeded(cmd *exec.Cmd) bool { return cmd.ProcessState != nil && cmd.ProcessState.Success() }
+
+// ownError is an error of this package in the form of a plugin's, which callers
+// of libcni expect, with the code that plugins use for whatever goes wrong in
+// them. The plugin has not said it.
+type ownError struct {
+	as    types.Error
+	cause error
+}
+
+func ownErrorf(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &ownError{as: types.Error{Code: types.ErrInternal, Msg: err.Error()}, cause: err}
+}
+
+func (e *ownError) Error() string   { return e.as.Msg }
+func (e *ownError) Unwrap() []error { return []error{&e.as, e.cause} }
+
+// abandonedError is the error of a call whose plugin was killed and does not die.
+type abandonedError struct {
+	path  string
+	pid   int
+	cause error           // why it was killed
+	gone  <-chan struct{} // closed when it has ended all the same
+}
+
+func (e *abandonedError) Error() string {
+	return fmt.Sprintf("plugin %s, pid %d, was killed but %v: %v", e.path, e.pid, errAbandoned, e.cause)
+}
+func (e *abandonedError) Unwrap() []error { return []error{errAbandoned, e.cause} }
 
 // ended is how a plugin ended.
 type ended struct {
@@ -413,8 +444,11 @@ func resolve(plugin string, dirs []string, skip bool) (string, os.FileInfo, erro
 			info, err := os.Stat(path)
 			switch {
 			case err != nil:
-				if _, lerr := os.Lstat(path); lerr == nil {
+				switch _, lerr := os.Lstat(path); {
+				case lerr == nil && errors.Is(err, fs.ErrNotExist):
 					missing.rejected = append(missing.rejected, path+" is a symlink that leads nowhere")
+				case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNotDir):
+					missing.rejected = append(missing.rejected, fmt.Sprintf("%s cannot be looked at: %v", path, errors.Unwrap(err)))
 				}
 				continue
 			case !info.Mode().IsRegular():

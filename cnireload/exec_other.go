@@ -18,6 +18,9 @@ const openNonblock = 0
 // errTextBusy does not occur here.
 var errTextBusy = errors.New("text file busy")
 
+// errNotDir is not told apart here.
+var errNotDir = fs.ErrNotExist
+
 func isolate(*exec.Cmd) {}
 
 // killAll kills the plugin alone: there are no process groups here.

@@ -22,19 +22,27 @@ const openNonblock = syscall.O_NONBLOCK
 // open for writing.
 var errTextBusy error = syscall.ETXTBSY
 
+// errNotDir is the error of a path that leads through something else than a
+// directory.
+var errNotDir error = syscall.ENOTDIR
+
 // isolate gives the plugin a process group of its own, so that all of it can be
 // killed.
 func isolate(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
 
-// killAll kills the plugin's process group.
+// killAll kills the plugin's process group, and the plugin, which may have left it.
 func killAll(cmd *exec.Cmd) error {
-	err := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-	if errors.Is(err, syscall.ESRCH) {
-		return nil
+	group := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	plugin := cmd.Process.Kill()
+	switch {
+	case plugin != nil && !errors.Is(plugin, os.ErrProcessDone):
+		return plugin
+	case group != nil && !errors.Is(group, syscall.ESRCH):
+		return group
 	}
-	return err
+	return nil
 }
 
 // readReady reads what is in a pipe at this moment.

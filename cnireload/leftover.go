@@ -6,8 +6,7 @@ package cnireload
 import (
 	"context"
 	"path/filepath"
-	"slices"
-	"strings"
+	"time"
 
 	"github.com/containerd/log"
 )
@@ -20,11 +19,25 @@ type Sandbox struct {
 	Handler string
 }
 
+// searchBound is how long left-over plugins are looked for. Reading what a process
+// was started with can hang beside one that is stuck in the kernel.
+const searchBound = 10 * time.Second
+
 // findLeftOvers looks for plugins that an earlier containerd started and that
 // have outlived it: nobody would ever end them, and they may hold a lock that
-// all other plugins wait for. Their environment says what they do for whom.
+// all other plugins wait for. Their environment says what they do for whom. What
+// a plugin has left on purpose, such as a DHCP client for its pod, is no plugin.
 func (n *Network) findLeftOvers(ctx context.Context) {
-	found := foundPlugins()
+	ctx, cancel := context.WithTimeout(ctx, searchBound)
+	defer cancel()
+	search := make(chan []*foundPlugin, 1)
+	go func() { search <- foundPlugins(n.config.binDirs) }()
+	var found []*foundPlugin
+	select {
+	case found = <-search:
+	case <-ctx.Done():
+		log.G(ctx).Warnf("cni: plugins that an earlier containerd left are not known: looking for them takes longer than %s; find processes with CNI_COMMAND in their environment by hand", searchBound)
+	}
 	if len(found) == 0 {
 		return
 	}
@@ -39,11 +52,10 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 	}
 	var adopted []*process
 	for _, f := range found {
-		id := containerOf(f.environ)
-		if f.ours() || !own[id] && !(idless[f.verb()] && f.orphan() && n.fromBinDir(f.path)) {
+		if !own[containerOf(f.environ)] && !idless[f.verb()] {
 			continue
 		}
-		p := f.process(ProcessLeftOver)
+		p := f.process()
 		log.G(ctx).WithField("plugin", p.Plugin).WithField("pid", p.PID).Warnf(
 			"cni: %s for pod %q still runs, started by an earlier containerd; it is given its bound of %s", p.Verb, p.ID, boundOf(p.Verb))
 		adopted = append(adopted, p)
@@ -53,10 +65,6 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 
 // idless are the verbs that are not about a pod.
 var idless = map[string]bool{"VERSION": true, "STATUS": true, "GC": true}
-
-func (n *Network) fromBinDir(path string) bool {
-	return slices.Contains(n.config.binDirs, filepath.Dir(path))
-}
 
 // sandboxes returns the sandboxes that exist; none if nobody can tell.
 func (n *Network) sandboxes(ctx context.Context) []Sandbox {
@@ -70,35 +78,17 @@ func (n *Network) sandboxes(ctx context.Context) []Sandbox {
 	return list
 }
 
-// noteEscaped looks for processes that a plugin started in a group of its own,
-// which the end of the plugin's group does not reach.
-func (r *running) noteEscaped(ctx context.Context, path string, environ []string, group int) {
-	id, verb := containerOf(environ), verbOf(environ)
-	if r == nil || id == "" {
-		return
-	}
-	var escaped []*process
-	for _, f := range foundPlugins() {
-		if f.verb() == verb && containerOf(f.environ) == id && f.group != group && !f.ours() {
-			p := f.process(ProcessEscaped)
-			log.G(ctx).WithField("plugin", path).Warnf("cni: %s for pod %s left a process behind, pid %d, %s", verb, id, p.PID, p.Plugin)
-			escaped = append(escaped, p)
-		}
-	}
-	r.adopt(escaped)
-}
-
 func (f *foundPlugin) verb() string { return verbOf(f.environ) }
 
-func (f *foundPlugin) process(state ProcessState) *process {
+func (f *foundPlugin) process() *process {
 	return &process{
 		Process: Process{
-			Plugin: filepath.Base(strings.TrimSuffix(f.path, " (deleted)")),
+			Plugin: filepath.Base(f.path),
 			Verb:   f.verb(),
 			ID:     containerOf(f.environ),
 			PID:    f.pid,
 			Since:  f.since,
-			State:  state,
+			State:  ProcessLeftOver,
 		},
 		found: f,
 		gone:  make(chan struct{}),

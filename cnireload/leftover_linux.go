@@ -19,68 +19,93 @@ import (
 // architecture.
 const ticksPerSecond = 100
 
-// foundPlugin is a process of the machine whose environment is that of a plugin
-// and whose parent's is not that of the same call: what a plugin runs by itself
-// goes with it.
+// foundPlugin is a process of the machine that is a plugin whose runtime has gone.
+// What a plugin runs by itself goes with it.
 type foundPlugin struct {
 	pid, parent, group int
+	name               string // of what was executed, the first 15 bytes
 	started            uint64 // in ticks since boot: together with pid, this process and no other
 	since              time.Time
 	path               string
 	environ            []string
 }
 
-// foundPlugins looks at every process of the machine. What cannot be looked at
-// is passed over: it has ended, or is somebody else's.
-func foundPlugins() []*foundPlugin {
+// foundPlugins looks for the plugins of the bin dirs that have no parent any more.
+// What cannot be looked at is passed over: it has ended, or is somebody else's.
+//
+// What a process was started with is read of those only that may be plugins by
+// their name: the read waits for a lock of the process.
+func foundPlugins(binDirs []string) []*foundPlugin {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
+	bins := readBins(binDirs)
 	uptime := readUptime()
-	byPID := make(map[int]*foundPlugin)
+	var found []*foundPlugin
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil || !bytes.Contains(environ, []byte("CNI_COMMAND=")) {
-			continue
+		f := &foundPlugin{pid: pid}
+		if f.readStat() && f.orphan() && f.isPlugin(bins) {
+			f.since = time.Now().Add(time.Duration(f.started)*time.Second/ticksPerSecond - uptime)
+			found = append(found, f)
 		}
-		f := &foundPlugin{pid: pid, environ: strings.Split(strings.TrimRight(string(environ), "\x00"), "\x00")}
-		if _, ok := timeoutKeys[f.verb()]; !ok || !f.readStat() {
-			continue
-		}
-		f.path = executableOf(pid)
-		f.since = time.Now().Add(time.Duration(f.started)*time.Second/ticksPerSecond - uptime)
-		byPID[pid] = f
 	}
-	var top []*foundPlugin
-	for _, f := range byPID {
-		parent := byPID[f.parent]
-		// A child in a group of its own is not reached through its parent.
-		if parent != nil && parent.group == f.group && parent.verb() == f.verb() &&
-			containerOf(parent.environ) == containerOf(f.environ) {
-			continue
-		}
-		top = append(top, f)
-	}
-	return top
+	return found
 }
 
-// executableOf returns what was executed: of a script, not its interpreter.
-func executableOf(pid int) string {
-	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	name := strings.TrimSpace(string(comm)) // of the first 15 bytes
-	for i, arg := range strings.Split(string(cmdline), "\x00") {
-		if i < 2 && filepath.IsAbs(arg) && strings.HasPrefix(filepath.Base(arg), name) {
-			return arg
+// bins is what is known of the bin dirs.
+type bins struct {
+	dirs  map[string]bool // by all their names
+	names map[string]bool // the first 15 bytes of the executables'
+}
+
+// maxComm is how much of its name the kernel keeps of a process.
+const maxComm = 15
+
+func readBins(dirs []string) bins {
+	b := bins{make(map[string]bool), make(map[string]bool)}
+	for _, dir := range dirs {
+		b.dirs[filepath.Clean(dir)] = true
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			b.dirs[real] = true
+		}
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			b.names[e.Name()[:min(len(e.Name()), maxComm)]] = true
 		}
 	}
-	return exe
+	return b
+}
+
+// isPlugin tells whether the process is an executable of a bin dir, or a script
+// there, that runs as plugins are run: without arguments, and told what to do by
+// its environment.
+func (f *foundPlugin) isPlugin(b bins) bool {
+	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", f.pid))
+	exe = strings.TrimSuffix(exe, " (deleted)")
+	if !b.names[f.name] && !b.dirs[filepath.Dir(exe)] {
+		return false
+	}
+	cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", f.pid))
+	args := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+	// Of a script the last argument: its interpreter and what that is told
+	// come before.
+	if f.path = args[len(args)-1]; !b.dirs[filepath.Dir(f.path)] || !strings.HasPrefix(filepath.Base(f.path), f.name) {
+		if f.path = exe; !b.dirs[filepath.Dir(exe)] || len(args) > 1 {
+			return false
+		}
+	}
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", f.pid))
+	if err != nil {
+		return false
+	}
+	f.environ = strings.Split(strings.TrimRight(string(environ), "\x00"), "\x00")
+	_, ok := timeoutKeys[f.verb()]
+	return ok
 }
 
 // readStat reads what proc(5) has in stat; false means that the process has
@@ -90,8 +115,13 @@ func (f *foundPlugin) readStat() bool {
 	if err != nil {
 		return false
 	}
-	// The name before the last parenthesis may contain anything.
-	_, rest, _ := strings.Cut(string(b[max(0, bytes.LastIndexByte(b, ')')):]), " ")
+	// The name between the parentheses may contain anything.
+	begin, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if begin < 0 || end < begin {
+		return false
+	}
+	f.name = string(b[begin+1 : end])
+	_, rest, _ := strings.Cut(string(b[end:]), " ")
 	fields := strings.Fields(rest)
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
 		return false
@@ -135,18 +165,20 @@ func (f *foundPlugin) kill() error {
 	return nil
 }
 
-// ours tells whether this program started it.
-func (f *foundPlugin) ours() bool { return f.parent == os.Getpid() }
-
 // orphan tells whether who started it is gone, and it is of our file system
-// view: a runtime in a container has plugins of its own.
+// view: a runtime in a container has plugins of its own. Who adopts orphans is
+// the first process, or one that said so, such as a user's service manager, which
+// then is our parent too.
 func (f *foundPlugin) orphan() bool {
+	if f.parent != 1 && f.parent != os.Getppid() {
+		return false
+	}
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return false
 	}
 	other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", f.pid))
-	return err == nil && own == other && f.parent == 1
+	return err == nil && own == other
 }
 
 // Types of file systems that namespaces are on, as in statfs(2).

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -19,18 +20,12 @@ import (
 func (d *node) leave(typ, verb, id string) (pid int) {
 	d.t.Helper()
 	pids := filepath.Join(d.log, "left-"+verb+"-"+id)
-	path := d.executable(typ, fmt.Sprintf(`echo $$ >'%s.tmp'; mv '%[1]s.tmp' '%[1]s'; sleep 300 & wait`, pids))
+	path := d.executable(typ, fmt.Sprintf(`echo $$ >'%s.tmp'; mv '%[1]s.tmp' '%[1]s'; sleep 300 & echo $! >'%s'; wait`, pids, filepath.Join(d.log, "child-"+verb+"-"+id)))
 	cmd := exec.Command("setsid", "-f", path)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_PATH=" + d.bin}
 	d.must(cmd.Run())
 	pid = readPid(d.t.(*testing.T), pids)
-	d.t.Cleanup(func() {
-		for _, f := range foundPlugins() {
-			if f.pid == pid || f.group == pid {
-				_ = f.kill()
-			}
-		}
-	})
+	d.t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
 	return pid
 }
 
@@ -72,10 +67,8 @@ func TestLeftOverIsFoundAndEnded(t *testing.T) {
 	if !alive(other) {
 		t.Error("a plugin that belongs to somebody else was ended")
 	}
-	for _, f := range foundPlugins() {
-		if f.group == mine {
-			t.Errorf("pid %d of its group still runs", f.pid)
-		}
+	if child := readPid(t, filepath.Join(d.log, "child-DEL-"+id)); alive(child) {
+		t.Errorf("its child %d still runs", child)
 	}
 }
 
@@ -85,11 +78,6 @@ func TestLeftOverWithoutAPod(t *testing.T) {
 	setBound(t, "STATUS", 3*time.Second)
 	d, other := newNode(t), newNode(t)
 	mine, others := d.leave("asked", "STATUS", ""), other.leave("asked", "STATUS", "")
-	for _, f := range foundPlugins() {
-		if f.pid == mine && f.parent != 1 {
-			t.Skipf("orphans here go to pid %d", f.parent)
-		}
-	}
 	n := d.started(exists())
 	eventually(t, func() string {
 		if got := processesOf(n, ProcessLeftOver); len(got) != 1 || got[0] != "asked STATUS " {
@@ -135,41 +123,6 @@ func TestRemoveEndsLeftOverFirst(t *testing.T) {
 	if d.count("a", "DEL") != 1 {
 		t.Error("no DEL")
 	}
-}
-
-// The end of a plugin's group does not reach a child with a session of its own:
-// it is shown, and left alone.
-func TestEscapedChildIsReported(t *testing.T) {
-	setBound(t, "ADD", 500*time.Millisecond)
-	d := newNode(t)
-	d.install("a")
-	d.write("10-pods.conflist", conflist("1.0.0", "pods", "a"))
-	pids := filepath.Join(d.log, "escaped")
-	d.answer("a", "ADD", reply{sh: fmt.Sprintf(`setsid sh -c 'echo $$ >"%s"; exec sleep 300' & exec sleep 300`, pids)})
-	n := d.started()
-	becomesReady(t, n)
-	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
-	if _, err := n.Setup(context.Background(), id, "/ns"); err == nil || !strings.Contains(err.Error(), TimeoutAdd) {
-		t.Fatalf("got %v", err)
-	}
-	pid := readPid(t, pids)
-	if got := processesOf(n, ProcessEscaped); len(got) != 1 || got[0] != "sleep ADD "+id {
-		t.Errorf("shown are %q", got)
-	}
-	if !alive(pid) {
-		t.Error("it was killed")
-	}
-	for _, f := range foundPlugins() {
-		if f.pid == pid {
-			d.must(f.kill())
-		}
-	}
-	eventually(t, func() string {
-		if p := n.Processes(); len(p) > 0 {
-			return fmt.Sprintf("still shown: %v", p)
-		}
-		return ""
-	})
 }
 
 // An ADD that cannot be killed may allocate after its DEL: that is done again.

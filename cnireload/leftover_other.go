@@ -12,18 +12,16 @@ import (
 
 // foundPlugin is never found on this platform.
 type foundPlugin struct {
-	pid, group int
-	since      time.Time
-	path       string
-	environ    []string
+	pid     int
+	since   time.Time
+	path    string
+	environ []string
 }
 
-func foundPlugins() []*foundPlugin { return nil }
+func foundPlugins([]string) []*foundPlugin { return nil }
 
-func (*foundPlugin) alive() bool  { return false }
-func (*foundPlugin) kill() error  { return nil }
-func (*foundPlugin) ours() bool   { return false }
-func (*foundPlugin) orphan() bool { return false }
+func (*foundPlugin) alive() bool { return false }
+func (*foundPlugin) kill() error { return nil }
 
 // isNamespace tells whether path is there: what it is differs by platform.
 func isNamespace(path string) bool {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,10 +39,11 @@ type loop struct {
 	enough string
 	allAt  time.Time
 
-	waiters []chan<- error
+	waiters []waiter
 	refused []refusal // to be told after the next look
 	// inUse holds the last good content of each file in use.
 	inUse      map[string]*network
+	unchecked  bool   // it was put into use before all its plugins had answered
 	generation string // keys of the networks in use
 	known      map[string]*pluginHistory
 	// gates are known by set, which is the ids of all gates of the networks, and
@@ -53,6 +55,17 @@ type loop struct {
 	published string    // digest of the snapshot
 	logged    loggedState
 }
+
+// waiter is a request that is answered when what is on disk is in use, or with
+// what is known by then.
+type waiter struct {
+	reply chan<- error
+	until time.Time
+}
+
+// settleBound is how long a request waits for plugins to answer. Their STATUS may
+// take longer than the caller of UpdateRuntimeConfig should be kept.
+const settleBound = 10 * time.Second
 
 // refusal is the answer to a request that has failed.
 type refusal struct {
@@ -116,7 +129,7 @@ func (l *loop) run() {
 		case <-l.watcher.dirty:
 			told = true
 		case <-timer.C:
-			if !l.watching {
+			if !l.watching && len(l.waiters) == 0 {
 				continue // what is to be looked at will be asked for
 			}
 		}
@@ -126,7 +139,7 @@ func (l *loop) run() {
 			r.reply <- r.err
 		}
 		l.refused = nil
-		if l.watching {
+		if l.watching || len(l.waiters) > 0 {
 			timer.Reset(time.Until(l.next))
 		}
 	}
@@ -156,14 +169,22 @@ func (l *loop) accept(req request) {
 	if req.recipe != nil {
 		l.recipe = *req.recipe
 	}
-	l.watching = l.watching || req.watch
+	if req.watch && !l.watching {
+		// As stock does, so that a plain copy of a list into it works, and never
+		// again: one that is removed was removed on purpose. An error is none:
+		// what comes in its place is waited for.
+		if dir := l.n.config.confDir; dir != "" {
+			_ = os.MkdirAll(dir, 0o755)
+		}
+		l.watching = true
+	}
 	if req.cidrs != nil {
 		if err := l.renderer.render(req.cidrs, l.foreign()); err != nil {
 			l.refused = append(l.refused, refusal{req.reply, err})
 			return
 		}
 	}
-	l.waiters = append(l.waiters, req.reply)
+	l.waiters = append(l.waiters, waiter{req.reply, time.Now().Add(settleBound)})
 }
 
 // foreign names the list in the directory that would be used before ours is
@@ -171,6 +192,11 @@ func (l *loop) accept(req request) {
 func (l *loop) foreign() string {
 	nets, _, _ := l.choose(l.scanner.scan(), time.Now())
 	l.enough = ""
+	return l.foreignIn(nets)
+}
+
+// foreignIn names the first list that is not ours.
+func (l *loop) foreignIn(nets []*network) string {
 	for _, n := range nets {
 		if n.file != nil && n.file.path != l.renderer.target {
 			return n.describe()
@@ -185,11 +211,7 @@ func (l *loop) look(ctx context.Context, told bool) {
 	now := time.Now()
 	l.next = now.Add(l.n.pace.poll)
 	if l.renderer != nil && l.renderer.changed() {
-		before := errorText(l.renderer.err)
-		// Tried at each look, said once: the disk may be full for a while.
-		if err := l.renderer.renew(); err != nil && err.Error() != before {
-			l.n.logger(ctx).WithError(err).Warn("cni: the changed conf_template cannot be rendered; what was rendered before stays")
-		}
+		l.renew(ctx, "")
 	}
 	// While the watch works and is silent, files that would not be used whatever
 	// they hold are looked at now and then only: what could be outdated of them
@@ -200,6 +222,11 @@ func (l *loop) look(ctx context.Context, told bool) {
 	scan := l.scan()
 	nets, skipped, loadErr := l.choose(scan, now)
 	if spare := l.scanner.spareAfter; spare != "" && l.enough != spare {
+		l.scanner.spareAfter = ""
+		scan = l.scan()
+		nets, skipped, loadErr = l.choose(scan, now)
+	}
+	if l.renderer != nil && scan.err == nil && l.renderer.due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
 		l.scanner.spareAfter = ""
 		scan = l.scan()
 		nets, skipped, loadErr = l.choose(scan, now)
@@ -223,27 +250,53 @@ func (l *loop) look(ctx context.Context, told bool) {
 		s.Template = l.renderer.describe()
 	}
 	cause, waiting := l.judge(ctx, s, nets, now)
-	if waiting != nil && len(l.inUse) > 0 && l.lastsOver(scan) {
+	var waits *waitingError
+	unheard := errors.As(waiting, &waits)
+	if waiting != nil && len(l.inUse) > 0 && !l.unchecked && (unheard || l.n.Snapshot().Ready()) && l.lastsOver(scan) {
 		// What is in use stays until the new networks are known to be usable
-		// or not: there is no moment at which a list is in use unchecked.
+		// or not: there is no moment at which a list is in use unchecked. A ready
+		// network is not given up for one that could not be asked either.
+		l.answer(false, now)
 		return
 	}
 	switch {
 	case loadErr != nil:
 		s.Cause = loadErr
 	case waiting != nil:
-		s.Cause = &waitingError{waiting}
+		s.Cause = waiting
 	default:
 		s.Cause = cause
 	}
+	l.unchecked = waiting != nil
 	l.publish(ctx, s, nets, now)
 	l.reportStale(ctx, s, now)
-	if waiting == nil {
-		for _, reply := range l.waiters {
-			reply <- nil
+	l.answer(!unheard, now)
+}
+
+// answer answers the requests that need not wait any longer: all of them if what
+// is on disk is in use.
+func (l *loop) answer(inUse bool, now time.Time) {
+	l.waiters = slices.DeleteFunc(l.waiters, func(w waiter) bool {
+		if inUse || !now.Before(w.until) {
+			w.reply <- nil
+			return true
 		}
-		l.waiters = nil
+		if w.until.Before(l.next) {
+			l.next = w.until
+		}
+		return false
+	})
+}
+
+// renew renders the template again and tells whether all that was reported is
+// rendered now. It is tried at each look and said once: the disk may be full for
+// a while.
+func (l *loop) renew(ctx context.Context, foreign string) bool {
+	before := errorText(l.renderer.err)
+	if err := l.renderer.renew(foreign); err != nil && err.Error() != before {
+		l.n.logger(ctx).WithError(err).Warn("cni: conf_template cannot be rendered; what was rendered before stays")
 	}
+	return l.renderer.wanted == nil
 }
 
 // scan reads the directory with the watch in place before, so that no change
@@ -435,17 +488,25 @@ func (l *loop) nothingToUse(scan dirScan, skipped []SkippedFile) error {
 func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time.Time) (cause, waiting error) {
 	strict := l.n.config.readiness == ReadinessStrict
 	paths, statuses := make(map[string]bool), make(map[string]bool)
+	for _, n := range l.inUse {
+		for i := range n.plugins {
+			statuses[questionKey(n, i)] = true
+		}
+	}
 	var loopbackCause error
 	for _, n := range nets {
 		var states []PluginState
 		for i := range n.plugins {
 			v := l.prober.judge(ctx, l.n.config.binDirs, n, i, strict)
-			key := fmt.Sprintf("%s\x00%d", n.key(), i)
+			key := questionKey(n, i)
 			statuses[key] = true
-			if v.pending {
-				waiting = fmt.Errorf("%s: waiting for plugin %q (%s) to answer", n.describe(), v.Type, v.Path)
-			} else {
+			switch {
+			case v.pending == "":
 				l.allowUpgrade(key, &v, now)
+			case v.Problem == nil:
+				waiting = &waitingError{fmt.Errorf("%s: waiting for plugin %q (%s) to answer %s", n.describe(), v.Type, v.Path, v.pending)}
+			case waiting == nil:
+				waiting = fmt.Errorf("%s: %w", n.describe(), v.Problem)
 			}
 			if v.Path != "" {
 				paths[v.Path] = true
@@ -454,8 +515,8 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 				l.next = v.next
 			}
 			states = append(states, v.PluginState)
-			var vetoed *statusError
-			if v.Problem != nil && v.Counts && (strict || errors.As(v.Problem, &vetoed)) {
+			var status *statusError
+			if v.Problem != nil && v.Counts && (strict || errors.As(v.Problem, &status)) {
 				problem := fmt.Errorf("%s: %w", n.describe(), v.Problem)
 				if n.file == nil && loopbackCause == nil {
 					loopbackCause = problem
@@ -477,20 +538,16 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 	if cause == nil {
 		cause = gateCause
 	}
-	if waiting == nil {
-		waiting = gateWaiting
+	if waiting == nil && gateWaiting != nil {
+		waiting = &waitingError{gateWaiting}
 	}
 	if cause == nil {
 		cause = loopbackCause
 	}
+	l.prober.forget(paths, statuses)
+	maps.DeleteFunc(l.known, func(key string, _ *pluginHistory) bool { return !statuses[key] })
 	if waiting == nil {
-		l.prober.forget(paths, statuses)
 		maps.DeleteFunc(l.gates, func(set string, _ map[string]*gateHistory) bool { return set != l.gateSet })
-		for key := range l.known {
-			if !statuses[key] {
-				delete(l.known, key)
-			}
-		}
 	}
 	return cause, waiting
 }
@@ -499,11 +556,13 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 // long as an installer needs to put a new executable in the old one's place.
 func (l *loop) allowUpgrade(key string, v *verdict, now time.Time) {
 	h := l.known[key]
-	var vetoed *statusError
 	switch {
 	case v.Problem == nil:
 		l.known[key] = &pluginHistory{good: v.PluginState}
-	case h == nil || errors.As(v.Problem, &vetoed):
+	case v.final:
+		// An executable that goes now is no longer that of a good plugin.
+		delete(l.known, key)
+	case h == nil:
 	default:
 		if h.badSince.IsZero() {
 			h.badSince = now

@@ -73,7 +73,8 @@ type pace struct {
 	// status is how often a list that implements STATUS is asked, which is as
 	// often as the kubelet makes go-cni ask.
 	status time.Duration
-	// statusRetry is the same while the answer is "not ready".
+	// statusRetry is the same while the answer is "not ready", and how soon a
+	// plugin that gave no answer is asked again.
 	statusRetry time.Duration
 	// gate is how often a closed gate is looked at.
 	gate time.Duration
@@ -87,7 +88,7 @@ type pace struct {
 
 var defaultPace = pace{
 	poll:         5 * time.Second,
-	upgradeGrace: 2 * time.Second,
+	upgradeGrace: 15 * time.Second,
 	status:       5 * time.Second,
 	statusRetry:  time.Second,
 	gate:         500 * time.Millisecond,

@@ -44,7 +44,7 @@ func init() {
 	timeout.Set(TimeoutAdd, 2*time.Minute)
 	timeout.Set(TimeoutDel, 30*time.Second)
 	timeout.Set(TimeoutCheck, 30*time.Second)
-	timeout.Set(TimeoutStatus, 5*time.Second)
+	timeout.Set(TimeoutStatus, 30*time.Second)
 	timeout.Set(TimeoutVersion, 5*time.Second)
 	timeout.Set(TimeoutGC, time.Minute)
 }

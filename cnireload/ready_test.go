@@ -563,7 +563,8 @@ func TestPollNoticesEverything(t *testing.T) {
 			t.Errorf("a good plugin was asked %d more times", got)
 		}
 		d.must(os.Remove(filepath.Join(d.bin, "fakenet")))
-		time.Sleep(defaultPace.poll)
+		step()
+		time.Sleep(defaultPace.upgradeGrace)
 		synctest.Wait()
 		step(`plugin "fakenet" not found`)
 		d.must(os.RemoveAll(d.conf))

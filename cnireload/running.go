@@ -26,9 +26,6 @@ const (
 	// ProcessLeftOver: a program that ran before this one started it. It is
 	// killed when the bound of its verb has passed.
 	ProcessLeftOver ProcessState = "left over"
-	// ProcessEscaped: a plugin that was killed, or has ended, started it in a
-	// process group of its own. It is not killed: it may be meant to stay.
-	ProcessEscaped ProcessState = "escaped"
 )
 
 // Process is a process of a plugin that has not ended.
@@ -115,6 +112,7 @@ func (r *running) abandon(p *process) {
 // end notes that a process has ended.
 func (r *running) end(p *process) {
 	if r == nil {
+		close(p.gone)
 		return
 	}
 	r.mu.Lock()
@@ -134,13 +132,7 @@ func (r *running) adopt(processes []*process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range processes {
-		known := false
-		for q := range r.processes {
-			known = known || q.PID == p.PID && q.found != nil
-		}
-		if !known {
-			r.add(p)
-		}
+		r.add(p)
 	}
 	r.schedule()
 }

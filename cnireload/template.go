@@ -55,6 +55,9 @@ type templateRecord struct {
 	File     string   `json:"file"`
 	Template string   `json:"template"` // SHA-256 of the template
 	CIDRs    []string `json:"cidrs"`
+	// Waiting are CIDRs that were reported while another list had precedence,
+	// and that are rendered when that list goes.
+	Waiting []string `json:"waiting,omitempty"`
 	// SHA256 lists the contents that are ours. Two only while a new one is
 	// being put in the old one's place.
 	SHA256 []string `json:"sha256"`
@@ -66,8 +69,10 @@ type renderer struct {
 	target string
 
 	record  templateRecord
+	wanted  []string // CIDRs that were reported and are not rendered yet
+	other   string   // the list that had precedence when that was last looked at
 	content *content // of the template
-	failed  string   // SHA-256 of a template that could not be rendered
+	failed  *content // of a template that could not be rendered; nil if the last could
 	state   string
 	err     error
 }
@@ -75,6 +80,8 @@ type renderer struct {
 const (
 	stateWaiting  = "waiting for the pod CIDR from UpdateRuntimeConfig"
 	stateRendered = "rendered"
+	stateDeferred = "not rendered: another list had precedence when the pod CIDR was reported"
+	stateFailed   = "failed"
 )
 
 func newRenderer(c templateConfig, confDir string) *renderer {
@@ -86,8 +93,10 @@ func newRenderer(c templateConfig, confDir string) *renderer {
 		if err := json.Unmarshal(b, &record); err != nil {
 			r.err = fmt.Errorf("record %s is damaged, %s counts as foreign: %w", c.record, r.target, err)
 		} else if record.File == r.target {
-			r.record = record
-			r.state = stateRendered
+			r.record, r.wanted = record, record.Waiting
+			if r.state = stateRendered; r.wanted != nil {
+				r.state = stateDeferred
+			}
 		}
 	case !errors.Is(err, fs.ErrNotExist):
 		r.err = fmt.Errorf("record cannot be read, %s counts as foreign: %w", r.target, err)
@@ -114,64 +123,99 @@ func (r *renderer) owns(c *content) bool {
 
 // render brings the rendered file in line with the template and the CIDRs. On
 // error nothing on disk has changed. foreign names a list that is in use and
-// not ours, if there is one.
+// not ours, if there is one: then whatever is wrong is shown, and no error.
 func (r *renderer) render(cidrs []string, foreign string) error {
+	r.wanted = cidrs
 	return r.outcome(r.update(cidrs, foreign, true))
 }
 
-// renew does the same for a file that is there, when the template has changed.
-// If file or directory have gone meanwhile, nobody asked for them to come back.
-func (r *renderer) renew() error {
-	return r.outcome(r.update(r.record.CIDRs, "", false))
+// renew does the same for a file that is there, when the template has changed,
+// and for CIDRs that could not be rendered when they were reported. If file or
+// directory have gone meanwhile, nobody asked for them to come back.
+func (r *renderer) renew(foreign string) error {
+	cidrs := r.record.CIDRs
+	if r.wanted != nil {
+		cidrs = r.wanted
+	}
+	return r.outcome(r.update(cidrs, foreign, false))
 }
 
 // outcome keeps what a report says of the last rendering.
 func (r *renderer) outcome(err error) error {
-	r.err = err
 	if err != nil {
-		r.state = "failed"
+		r.err, r.state = err, stateFailed
 	}
 	return err
 }
 
-// update makes what is missing only if create is set.
+// update makes a directory that is missing only if create is set, and a file
+// only then or if the CIDRs were reported and never rendered.
 func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 	r.readTemplate()
+	r.err, r.failed, r.other = nil, nil, foreign
 	out, err := r.execute(cidrs)
 	if err != nil {
-		r.failed = r.content.sum
-		return err
+		r.failed = r.content
 	}
 	sum := sha256.Sum256(out)
 	next := templateRecord{File: r.target, Template: r.content.sum, CIDRs: cidrs, SHA256: []string{hex.EncodeToString(sum[:])}}
 
 	_, statErr := os.Lstat(r.target)
-	switch current := readContent(r.target, r.content.readAt); {
-	case errors.Is(statErr, fs.ErrNotExist):
-		if foreign != "" {
-			r.state = "not rendered: " + foreign + " has precedence"
-			return nil
-		}
-		if !create {
-			return r.err // as before
-		}
-	case statErr != nil:
-		return fmt.Errorf("conf_template %s cannot be rendered: %w", r.path, statErr)
-	case current.sum == next.SHA256[0]:
+	absent := errors.Is(statErr, fs.ErrNotExist)
+	var current *content
+	if statErr == nil {
+		current = readContent(r.target, r.content.readAt)
+	}
+	switch {
+	case absent && foreign != "":
+		r.state, r.err = "not rendered: "+foreign+" has precedence", err
+		return r.postpone(cidrs)
+	case err != nil && foreign != "":
+		r.state, r.err = "not rendered again: "+foreign+" has precedence", err
+		return nil
+	case current != nil && err == nil && current.sum == next.SHA256[0]:
 		// Also how a file that containerd without us rendered becomes ours.
 		return r.remember(next)
-	case !r.owns(current):
-		err := current.err
-		if err == nil {
-			_, err = parseList(r.target, current.bytes)
+	case current != nil && !r.owns(current):
+		bad := current.err
+		if bad == nil {
+			_, bad = parseList(r.target, current.bytes)
+		}
+		if bad == nil {
+			r.state, r.err = "not rendered: "+r.target+" was not written by containerd, or was edited since, and stays", err
+			return r.postpone(cidrs)
 		}
 		if err == nil {
-			r.state = "not rendered: " + r.target + " was not written by containerd, or was edited since, and stays"
-			return nil
+			err = fmt.Errorf("%s was not written by containerd and %w; remove it to have it rendered from conf_template %s", r.target, bad, r.path)
 		}
-		return fmt.Errorf("%s was not written by containerd and %w; remove it to have it rendered from conf_template %s", r.target, err, r.path)
+		return err
+	case err != nil:
+		return err
+	case absent && !create && r.wanted == nil:
+		// It was removed on purpose.
+		r.state = stateRendered
+		return nil
+	case statErr != nil && !absent:
+		return fmt.Errorf("conf_template %s cannot be rendered: %w", r.path, statErr)
 	}
 	return r.write(out, next, create)
+}
+
+// postpone has CIDRs rendered when the list goes that has precedence now, after a
+// restart too. That they cannot be recorded is shown, and no error: they are
+// reported again when kubelet starts.
+func (r *renderer) postpone(cidrs []string) error {
+	next := r.record
+	next.File, next.Waiting = r.target, cidrs
+	if slices.Equal(next.Waiting, r.record.Waiting) {
+		return nil
+	}
+	if err := r.store(next); err != nil {
+		r.err = err
+		return nil
+	}
+	r.record = next
+	return nil
 }
 
 // write puts out in place of the rendered file. A crash at any point leaves a
@@ -205,7 +249,7 @@ func (r *renderer) remember(next templateRecord) error {
 	if err := r.store(next); err != nil {
 		return err
 	}
-	r.record, r.state, r.failed = next, stateRendered, ""
+	r.record, r.state, r.wanted = next, stateRendered, nil
 	return nil
 }
 
@@ -245,20 +289,42 @@ func (r *renderer) readTemplate() {
 	r.content = readContent(r.path, time.Now())
 }
 
-// changed tells whether the template on disk is not the one that was rendered,
-// and rendering it may help.
+// changed tells whether what is known of the template on disk is out of date, and
+// rendering it may help.
 func (r *renderer) changed() bool {
 	if len(r.record.CIDRs) == 0 {
 		return false
 	}
 	r.readTemplate()
 	c := r.content
-	if c.err != nil || c.sum == r.record.Template || c.sum == r.failed {
+	switch {
+	case c.err != nil:
+		return false
+	case r.failed != nil:
+		return !c.same(r.failed)
+	case c.sum == r.record.Template:
 		return false
 	}
 	// A file that was removed was removed on purpose, and one that was edited
 	// is its editor's.
 	return r.owns(readContent(r.target, c.readAt))
+}
+
+// due tells whether CIDRs that were reported and are not rendered have to be looked
+// at again: they can perhaps be rendered, or what a report says of them is out of
+// date. foreign is as in render.
+func (r *renderer) due(foreign string) bool {
+	if r.wanted == nil {
+		return false
+	}
+	r.readTemplate()
+	switch {
+	case r.failed != nil:
+		return !r.content.same(r.failed)
+	case foreign != "":
+		return foreign != r.other
+	}
+	return r.content.err == nil
 }
 
 // execute renders the template in memory and checks that the outcome is a list.
@@ -334,18 +400,20 @@ func splitCIDRs(podCIDRs string) []string {
 
 // Render renders the template of n for podCIDRs, a comma-separated list as in
 // the CRI, and loads the outcome. It returns once the outcome is in use, or
-// with an error and everything as it was. A list that is not ours and in use
-// has precedence: then nothing is rendered, and the snapshot says so.
+// with an error and everything as it was; plugins that do not answer are waited
+// for no longer than ten seconds. A list that is not ours and in use has
+// precedence: then nothing is rendered until it goes, nothing is an error, and
+// the snapshot says so. What failed is tried again when the template changes.
 //
 // Concurrent calls are carried out one after the other. Without a template
-// Render does nothing.
+// Render checks the CIDRs and does nothing.
 func (n *Network) Render(ctx context.Context, podCIDRs string) error {
-	if n.config.template.path == "" {
-		return nil
-	}
 	cidrs := splitCIDRs(podCIDRs)
 	if _, err := defaultRoutes(cidrs); err != nil {
-		return err
+		return err // as stock, also without a template
+	}
+	if n.config.template.path == "" {
+		return nil
 	}
 	return n.request(ctx, request{cidrs: cidrs})
 }

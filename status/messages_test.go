@@ -324,7 +324,7 @@ func TestWaitingMessage(t *testing.T) {
 	}
 	p.put("net.d/20-b.conflist", conflist("1.0.0", "y"), 0o644)
 	p.must(os.Remove(filepath.Join(p.conf, "10-a.conflist")))
-	want := prefix + `: network "a" in ` + p.conf + `/20-b.conflist: waiting for plugin "y" (` + p.bin + `/y) to answer`
+	want := prefix + `: network "a" in ` + p.conf + `/20-b.conflist: waiting for plugin "y" (` + p.bin + `/y) to answer VERSION`
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		v := Of(map[string]*cnireload.Network{"default": n}, "default")
 		checkConsistent(t, v, "default")

@@ -81,7 +81,7 @@ func (v View) Metrics() []Metric {
 		for _, p := range w.processes {
 			processes[p.State]++
 		}
-		for _, state := range []cnireload.ProcessState{cnireload.ProcessRunning, cnireload.ProcessAbandoned, cnireload.ProcessLeftOver, cnireload.ProcessEscaped} {
+		for _, state := range []cnireload.ProcessState{cnireload.ProcessRunning, cnireload.ProcessAbandoned, cnireload.ProcessLeftOver} {
 			add("network_plugin_processes", "How many processes of CNI plugins have not ended, by how they stand.", false, float64(processes[state]),
 				Label{"state", string(state)})
 		}

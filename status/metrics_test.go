@@ -88,7 +88,7 @@ func metricsOf(snapshots map[string]*cnireload.Snapshot, calls map[cnireload.Cal
 func someProcesses(n int) []cnireload.Process {
 	var list []cnireload.Process
 	for i := range n {
-		for _, state := range []cnireload.ProcessState{cnireload.ProcessRunning, cnireload.ProcessAbandoned, cnireload.ProcessEscaped} {
+		for _, state := range []cnireload.ProcessState{cnireload.ProcessRunning, cnireload.ProcessAbandoned} {
 			list = append(list, cnireload.Process{Plugin: "ptp", Verb: "ADD", ID: fmt.Sprint("pod-", i), PID: 100 + i, Since: time.Now().Add(-time.Minute), State: state})
 		}
 	}
@@ -129,7 +129,6 @@ func TestMetrics(t *testing.T) {
 		`network_plugin_processes{handler="default",state="running"} 2`,
 		`network_plugin_processes{handler="default",state="abandoned"} 2`,
 		`network_plugin_processes{handler="default",state="left over"} 0`,
-		`network_plugin_processes{handler="default",state="escaped"} 2`,
 		`network_held_pods{handler="default"} 7`,
 		`network_tombstones{handler="default"} 3`,
 	}

@@ -136,25 +136,28 @@ func (l look) loadStatus() string {
 
 // Report is the value of cniReload in "crictl info".
 type Report struct {
-	Version    string            `json:"version"`
-	Ready      bool              `json:"ready"`
-	Reason     string            `json:"reason,omitempty"`
-	Message    string            `json:"message,omitempty"`
-	Generation uint64            `json:"generation"`
-	LoadedAt   *time.Time        `json:"loadedAt,omitempty"`
-	Stale      bool              `json:"stale"`
-	StaleSince *time.Time        `json:"staleSince,omitempty"`
-	LastError  string            `json:"lastError,omitempty"`
-	ConfDir    string            `json:"confDir"`
-	Watch      Watch             `json:"watch"`
-	Networks   []Network         `json:"networks"`
-	Skipped    []Skipped         `json:"skipped"`
-	Template   *Template         `json:"template,omitempty"`
-	Gates      []Gate            `json:"gates"`
-	Calls      Calls             `json:"calls"`
-	Trial      *Trial            `json:"trial,omitempty"`
-	GC         *GC               `json:"gc,omitempty"`
-	Timeouts   map[string]string `json:"timeouts"`
+	Version    string     `json:"version"`
+	Ready      bool       `json:"ready"`
+	Reason     string     `json:"reason,omitempty"`
+	Message    string     `json:"message,omitempty"`
+	Generation uint64     `json:"generation"`
+	LoadedAt   *time.Time `json:"loadedAt,omitempty"`
+	Stale      bool       `json:"stale"`
+	StaleSince *time.Time `json:"staleSince,omitempty"`
+	LastError  string     `json:"lastError,omitempty"`
+	ConfDir    string     `json:"confDir"`
+	Watch      Watch      `json:"watch"`
+	Networks   []Network  `json:"networks"`
+	// Skipped has no more than maxEntries of SkippedCount files, in the order of
+	// their names.
+	Skipped      []Skipped         `json:"skipped"`
+	SkippedCount int               `json:"skippedCount"`
+	Template     *Template         `json:"template,omitempty"`
+	Gates        []Gate            `json:"gates"`
+	Calls        Calls             `json:"calls"`
+	Trial        *Trial            `json:"trial,omitempty"`
+	GC           *GC               `json:"gc,omitempty"`
+	Timeouts     map[string]string `json:"timeouts"`
 }
 
 // Watch says how changes on disk are noticed, and why not better.
@@ -229,7 +232,6 @@ type Calls struct {
 	InFlight   []Process   `json:"inFlight"`
 	Abandoned  []Process   `json:"abandoned"`
 	LeftOver   []Process   `json:"leftOver"`
-	Escaped    []Process   `json:"escaped"`
 	Tombstones []Tombstone `json:"tombstones"`
 	// Counts has the length of each list before it was cut.
 	Counts map[string]int `json:"counts"`
@@ -269,12 +271,12 @@ type GC struct {
 	Error string    `json:"error,omitempty"`
 }
 
-// maxEntries bounds each list of Calls: a report is a gRPC message.
+// maxEntries bounds each list of Calls, and Skipped: a report is a gRPC message.
 const maxEntries = 64
 
 // calls describes the plugins' processes and the removals that are owed.
 func calls(w work) Calls {
-	c := Calls{InFlight: []Process{}, Abandoned: []Process{}, LeftOver: []Process{}, Escaped: []Process{}, Tombstones: []Tombstone{},
+	c := Calls{InFlight: []Process{}, Abandoned: []Process{}, LeftOver: []Process{}, Tombstones: []Tombstone{},
 		Counts: make(map[string]int)}
 	lists := map[cnireload.ProcessState]struct {
 		name string
@@ -283,7 +285,6 @@ func calls(w work) Calls {
 		cnireload.ProcessRunning:   {"inFlight", &c.InFlight},
 		cnireload.ProcessAbandoned: {"abandoned", &c.Abandoned},
 		cnireload.ProcessLeftOver:  {"leftOver", &c.LeftOver},
-		cnireload.ProcessEscaped:   {"escaped", &c.Escaped},
 	}
 	for _, l := range lists {
 		c.Counts[l.name] = 0
@@ -353,7 +354,8 @@ func (l look) report() Report {
 		}
 		r.Stale = true
 	}
-	for _, f := range s.Skipped {
+	r.SkippedCount = len(s.Skipped)
+	for _, f := range s.Skipped[:min(len(s.Skipped), maxEntries)] {
 		r.Skipped = append(r.Skipped, Skipped{File: printable(f.File), Reason: printable(f.Reason)})
 	}
 	for _, g := range s.Gates {

@@ -195,8 +195,8 @@ func TestNothingContradicts(t *testing.T) {
 			if r.Networks == nil || r.Skipped == nil {
 				t.Error("a list is null")
 			}
-			if len(r.Networks) != len(s.Networks) || len(r.Skipped) != len(s.Skipped) {
-				t.Errorf("%d networks, %d skipped", len(r.Networks), len(r.Skipped))
+			if len(r.Networks) != len(s.Networks) || len(r.Skipped) != len(s.Skipped) || r.SkippedCount != len(s.Skipped) {
+				t.Errorf("%d networks, %d skipped of %d", len(r.Networks), len(r.Skipped), r.SkippedCount)
 			}
 			stale := slices.ContainsFunc(s.Networks, func(n cnireload.NetworkState) bool { return n.StaleError != nil })
 			if r.Stale != stale || (r.StaleSince != nil) != stale {
@@ -320,7 +320,7 @@ func TestReportKeys(t *testing.T) {
 		keys = append(keys, k)
 	}
 	slices.Sort(keys)
-	if got, want := strings.Join(keys, " "), "calls confDir gates generation lastError loadedAt message networks ready reason skipped stale staleSince template timeouts version watch"; got != want {
+	if got, want := strings.Join(keys, " "), "calls confDir gates generation lastError loadedAt message networks ready reason skipped skippedCount stale staleSince template timeouts version watch"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
@@ -465,6 +465,33 @@ func TestHandlers(t *testing.T) {
 	}
 }
 
+// A report is a gRPC message, however many bad files there are.
+func TestManySkippedFiles(t *testing.T) {
+	s := kinds()["ready"]
+	s.Skipped = nil
+	for i := range 13_000 {
+		s.Skipped = append(s.Skipped, cnireload.SkippedFile{File: fmt.Sprintf("/etc/cni/net.d/%05d.conflist", i), Reason: strings.Repeat("x", 1<<10)})
+	}
+	info, err := view(map[string]*cnireload.Snapshot{"default": s, "kata": s}, "default").Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := 0
+	for key, value := range info {
+		size += len(key) + len(value)
+	}
+	if size > 1<<20 {
+		t.Errorf("the answer has %d bytes", size)
+	}
+	var r Report
+	if err := json.Unmarshal([]byte(info["cniReload"]), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Skipped) != maxEntries || r.SkippedCount != 13_000 || r.Skipped[0].File != "/etc/cni/net.d/00000.conflist" {
+		t.Errorf("%d files of %d, the first is %+v", len(r.Skipped), r.SkippedCount, r.Skipped[0])
+	}
+}
+
 // What plugins are at is shown, and a storm of it does not fill the report.
 func TestCalls(t *testing.T) {
 	bad := "\x1b[31m\xff\n" + strings.Repeat("é", 3000)
@@ -483,11 +510,11 @@ func TestCalls(t *testing.T) {
 	v.networks["default"] = l
 	r := l.report()
 	c := r.Calls
-	if len(c.InFlight) != maxEntries || len(c.Abandoned) != maxEntries || len(c.LeftOver) != 1 || len(c.Escaped) != maxEntries || len(c.Tombstones) != maxEntries {
-		t.Errorf("%d in flight, %d abandoned, %d left over, %d escaped, %d tombstones",
-			len(c.InFlight), len(c.Abandoned), len(c.LeftOver), len(c.Escaped), len(c.Tombstones))
+	if len(c.InFlight) != maxEntries || len(c.Abandoned) != maxEntries || len(c.LeftOver) != 1 || len(c.Tombstones) != maxEntries {
+		t.Errorf("%d in flight, %d abandoned, %d left over, %d tombstones",
+			len(c.InFlight), len(c.Abandoned), len(c.LeftOver), len(c.Tombstones))
 	}
-	want := map[string]int{"inFlight": 100, "abandoned": 100, "leftOver": 1, "escaped": 100, "tombstones": 256}
+	want := map[string]int{"inFlight": 100, "abandoned": 100, "leftOver": 1, "tombstones": 256}
 	if !reflect.DeepEqual(c.Counts, want) {
 		t.Errorf("counts %v, want %v", c.Counts, want)
 	}

@@ -281,12 +281,12 @@ func ways() []way {
 			a.must(os.WriteFile(a.path, []byte(conflist(a.old, "1.0.0", []string{"fakenet", "late"})), 0o644))
 		}, do: func(a *arrival) { a.must(a.InstallFake("late")) },
 			seen: func(a *arrival, s sight) bool { return s.ready }},
-		{name: "binary removed (2 s of grace)", stock: absent, given: func(a *arrival) {
+		{name: "binary removed (15 s of grace)", stock: absent, given: func(a *arrival) {
 			a.must(a.InstallFake("late"))
 			a.must(os.WriteFile(a.path, []byte(conflist(a.old, "1.0.0", []string{"fakenet", "late"})), 0o644))
 		}, do: func(a *arrival) { a.must(os.Remove(filepath.Join(a.BinDirs[0], "late"))) },
 			seen:   func(a *arrival, s sight) bool { return !s.ready },
-			within: 5 * time.Second},
+			within: 20 * time.Second},
 		{name: "template file changed", stock: never, given: func(a *arrival) {
 			// A list that is not ours has precedence.
 			a.must(os.Remove(a.conf(base)))

@@ -132,7 +132,6 @@ type Calls struct {
 	InFlight   []Process `json:"inFlight"`
 	Abandoned  []Process `json:"abandoned"`
 	LeftOver   []Process `json:"leftOver"`
-	Escaped    []Process `json:"escaped"`
 	Tombstones []struct {
 		Sandbox  string    `json:"sandbox"`
 		Networks []string  `json:"networks"`
