@@ -6,6 +6,7 @@ package cnireload
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -82,6 +83,13 @@ func WithArgs(k, v string) NamespaceOpts {
 		ns.args[k] = v
 		return nil
 	}
+}
+
+// without returns the namespace without its path.
+func (ns *Namespace) without() *Namespace {
+	gone := *ns
+	gone.path = ""
+	return &gone
 }
 
 func newNamespace(id, path string, opts []NamespaceOpts) (*Namespace, error) {
@@ -163,16 +171,70 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	n.turnstile.enter()
 	defer n.turnstile.leave()
 	begin := time.Now()
+	n.removed.forget(id)
+	n.begin(ctx, ns, s.attachments)
+	var result *Result
 	results, err := attach(ctx, s.attachments, ns)
-	if err != nil {
-		n.tried.put(id, s.attachments)
-		n.trials.failedWith(ns.args["K8S_POD_UID"], s.Generation, err, time.Since(begin))
-		return nil, err
+	if err == nil {
+		result, err = n.convert(results)
 	}
+	failure := err
+	if failure == nil {
+		failure = n.lacksAddress(s.attachments, result)
+	}
+	if failure != nil {
+		n.tried.put(id, s.attachments)
+		n.trials.failedWith(ns.args["K8S_POD_UID"], s.Generation, failure, time.Since(begin))
+		return result, err
+	}
+	n.tombstones.ended(id)
 	n.trials.succeeded(n.logger(n.ctx), ns.args["K8S_POD_UID"])
 	n.disprove(s.closedReported())
-	return n.convert(results)
+	return result, nil
 }
+
+// lacksAddress returns why CRI takes a result that go-cni accepts for a failure
+// (containerd, internal/cri/server/sandbox_run.go, setupPodNetwork). It is CRI's
+// to say so; here the pod counts as one whose ADD has failed.
+func (n *Network) lacksAddress(attachments []attachment, r *Result) error {
+	ifName := n.config.prefix + "0"
+	if !slices.ContainsFunc(attachments, func(a attachment) bool { return a.ifName == ifName }) {
+		return nil
+	}
+	if c := r.Interfaces[ifName]; c != nil && len(c.IPConfigs) > 0 {
+		return nil
+	}
+	return fmt.Errorf("the result has no address for %s", ifName)
+}
+
+const (
+	// cleanUp is what the caller of ADD keeps of its deadline at most, for the
+	// removal of a pod whose ADD does not end, and a fifth of shorter ones.
+	cleanUp = 40 * time.Second
+	// cleanUpDEL is what DEL may take of it. If it fails it is tried again.
+	cleanUpDEL = 30 * time.Second
+)
+
+// addBound derives the context of ADD.
+func addBound(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if left := time.Until(deadline); ok {
+		keep := min(cleanUp, left/5)
+		if d := left - keep; d < boundOf("ADD") {
+			return context.WithTimeoutCause(ctx, d, &addError{after: d.Round(time.Second / 10), keep: keep.Round(time.Second / 10)})
+		}
+	}
+	return withBound(ctx, "ADD")
+}
+
+// addError is why an ADD was ended before its caller gave up. It is a deadline
+// error to errors.Is.
+type addError struct{ after, keep time.Duration }
+
+func (e *addError) Error() string {
+	return fmt.Sprintf("ADD did not finish within %s, which leaves its caller %s to clean up", e.after, e.keep)
+}
+func (e *addError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // disprove notes that an ADD has succeeded although these gates were closed, so
 // that no pod waits for them again: what they look at is compiled into a plugin,
@@ -194,7 +256,7 @@ func (n *Network) attach(ctx context.Context, name string, a attachment, ns *Nam
 		attribute.String("cni.ifname", a.ifName),
 		attribute.String("cni.name", a.list.Name))...))
 	defer span.End()
-	bounded, cancel := withBound(ctx, "ADD")
+	bounded, cancel := addBound(ctx)
 	defer cancel()
 	r, err := n.cni.AddNetworkList(bounded, a.forCache(), ns.runtimeConf(a.ifName))
 	if err == nil {

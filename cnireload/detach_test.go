@@ -163,7 +163,20 @@ func TestRemoveAfterAFailedADD(t *testing.T) {
 	if got, want := d.take("DEL").All, []string{"DEL eth0 c", "DEL eth0 b", "DEL eth0 a"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("DEL ran %q, want %q", got, want)
 	}
-	// That is over now: what nobody knows is removed from what is in use.
+	// That is over now: CRI asks again when it removes what it has stopped.
+	d.must(n.Remove(context.Background(), "pod-2", ""))
+	if got := d.take("DEL").All; len(got) > 0 {
+		t.Errorf("a pod that was removed completely was removed again: %q", got)
+	}
+	// What nobody knows is removed from what is in use.
+	d.must(n.Remove(context.Background(), "pod-3", "/ns"))
+	if got, want := d.take("DEL").All, []string{"DEL eth0 other"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("DEL ran %q, want %q", got, want)
+	}
+	// An id that is attached anew is removed anew.
+	if _, err := n.Setup(context.Background(), "pod-2", "/ns"); err != nil {
+		t.Fatal(err)
+	}
 	d.must(n.Remove(context.Background(), "pod-2", "/ns"))
 	if got, want := d.take("DEL").All, []string{"DEL eth0 other"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("DEL ran %q, want %q", got, want)

@@ -127,11 +127,13 @@ func (t *turnstile) alone(ctx context.Context, patience time.Duration, sweep fun
 // What earlier processes left comes first.
 func (n *Network) keep() {
 	defer close(n.kept)
+	defer n.retries.running.Wait()
 	ctx := n.ctx
 	n.tombstones.load(ctx)
 	if n.config.sandboxes != nil {
 		n.findLeftOvers(ctx)
 	}
+	n.oweBegun(ctx)
 	close(n.searched)
 	var group sync.WaitGroup
 	defer group.Wait()

@@ -147,7 +147,9 @@ type WatchState struct {
 type attachment struct {
 	list    *libcni.NetworkConfigList
 	ifName  string
-	dropIns bool // the list has plugins from drop-ins
+	dropIns bool // the list's plugins are not those of its bytes
+	// cachedAs is the network's name in libcni's cache; empty if it is the list's.
+	cachedAs string
 }
 
 // network is a list in the course of being put into use.

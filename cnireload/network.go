@@ -109,10 +109,16 @@ type Network struct {
 	removals flights
 	// tried holds the lists of ADDs that have failed, failing since when DELs
 	// have.
-	tried      recollection[[]attachment]
-	failing    recollection[time.Time]
+	tried   recollection[[]attachment]
+	failing recollection[failure]
+	// removed holds the pods that were removed completely.
+	removed    recollection[struct{}]
 	tombstones *tombstones
-	trials     trials
+	retries    retries
+	gateLooks  gateLooks
+	// uninstalled holds the types of plugins that are said to be so.
+	uninstalled sync.Map
+	trials      trials
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
@@ -131,6 +137,7 @@ type Network struct {
 	kept     chan struct{} // closed when keep has ended
 	searched chan struct{} // closed when left-over plugins have been looked for
 	swept    atomic.Pointer[Sweep]
+	made     time.Time
 }
 
 // New returns a network that has loaded nothing yet and runs nothing. Load or
@@ -153,10 +160,12 @@ func New(opts ...Opt) (*Network, error) {
 		ended:    make(chan struct{}),
 		kept:     make(chan struct{}),
 		searched: make(chan struct{}),
+		made:     time.Now(),
 
 		turnstile:  &exclusive,
 		tombstones: newTombstones(c.tombstoneDir, c.handler),
 	}
+	n.retries.slots = make(chan struct{}, maxRetries)
 	n.exec = &countedExec{Exec: &boundedExec{running: &n.running}, calls: &n.calls}
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -195,6 +204,7 @@ func (n *Network) Close() error {
 	n.start.Do(func() { close(n.ended) })
 	n.keeping.Do(func() { close(n.kept); close(n.searched) })
 	n.running.close()
+	defer n.tombstones.close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
 	for _, work := range []chan struct{}{n.ended, n.kept} {

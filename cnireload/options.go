@@ -41,8 +41,8 @@ var timeoutKeys = map[string]string{
 // configuration, so that they show in "containerd config default" and lose
 // against the file. A key that nobody sets would be bounded to one second.
 func init() {
-	timeout.Set(TimeoutAdd, 2*time.Minute)
-	timeout.Set(TimeoutDel, 30*time.Second)
+	timeout.Set(TimeoutAdd, 200*time.Second)
+	timeout.Set(TimeoutDel, 75*time.Second)
 	timeout.Set(TimeoutCheck, 30*time.Second)
 	timeout.Set(TimeoutStatus, 30*time.Second)
 	timeout.Set(TimeoutVersion, 5*time.Second)
@@ -168,7 +168,9 @@ func WithCacheDir(dir string) Opt {
 	}
 }
 
-// WithHandler names the runtime handler that uses the network, for log lines.
+// WithHandler names the runtime handler that uses the network, for log lines and
+// for what is stored. "default", or none, names the network of all that have none
+// of their own: it also does what removed handlers owe.
 func WithHandler(name string) Opt {
 	return func(c *config) error {
 		c.handler = name
@@ -276,12 +278,12 @@ func WithReadyWait(wait string) Opt {
 	}
 }
 
-// WithDelGrace sets for how long the removal of a pod may fail because the agent
-// of a plugin is away, as a duration such as "10m", before the pod is let go and
-// the removal done later. Empty means 10 minutes, zero at the first failure.
+// WithDelGrace sets for how long the removal of a pod may fail because what a
+// plugin needs is away, as a duration such as "3m", before the pod is let go and
+// the removal done later. Empty means 3 minutes, zero at the first failure.
 func WithDelGrace(grace string) Opt {
 	return func(c *config) error {
-		return setDuration(&c.delGrace, grace, defaultDelGrace, "del_grace", `"10m", or "0s" to let pods go at once`)
+		return setDuration(&c.delGrace, grace, defaultDelGrace, "del_grace", `"3m", or "0s" to let pods go at once`)
 	}
 }
 
@@ -332,7 +334,7 @@ func WithGC(on bool) Opt {
 
 const (
 	defaultReadyWait = 30 * time.Second
-	defaultDelGrace  = 10 * time.Minute
+	defaultDelGrace  = 3 * time.Minute
 )
 
 func newConfig(opts []Opt) (config, error) {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -22,8 +23,18 @@ import (
 )
 
 const (
-	// maxTombstones bounds the removals that are owed at one time.
+	// maxTombstones bounds the removals that are owed at one time, by all
+	// networks that keep them in one directory.
 	maxTombstones = 256
+	// maxOfFailed is how many of them may be of pods whose ADD had failed: these
+	// come by the dozen a minute while an API server is away, and are not to keep
+	// pods that ran from being let go.
+	maxOfFailed = maxTombstones / 2
+	// maxOwedAge is how long a removal is owed. By then its agent, or what the
+	// plugin kept, is gone for good.
+	maxOwedAge = 24 * time.Hour
+	// maxRetries is how many removals that are owed are tried beside each other.
+	maxRetries = 4
 	// firstReplay and lastReplay are the pauses before a removal that has
 	// failed is tried again; each is twice the one before.
 	firstReplay = 10 * time.Second
@@ -75,6 +86,11 @@ type owed struct {
 type tombstones struct {
 	dir     string // empty: nothing is kept
 	handler string
+	shared  *owedDir
+
+	loading sync.Once
+	loaded  chan struct{} // closed when what was stored is known
+	closing sync.Once
 
 	mu     sync.Mutex
 	graves map[string]*mound
@@ -89,13 +105,129 @@ type mound struct {
 	cause    string
 	next     time.Time // not before
 	closed   bool      // what DEL needs was missing at the last look
+	trying   bool      // a retry is under way
+	lists    func() ([]attachment, error)
 }
 
+// owedDir is what the networks of this process share that keep what they owe in
+// one directory.
+type owedDir struct {
+	mu       sync.Mutex
+	handlers map[string]int  // networks of each runtime handler
+	places   map[string]bool // by pod, whether its ADD had failed
+	trying   bool            // a removal of a pod whose ADD had failed
+	next     time.Time       // for these: not before
+}
+
+var owedDirs = struct {
+	sync.Mutex
+	byPath map[string]*owedDir
+}{byPath: make(map[string]*owedDir)}
+
+// defaultHandlers are the names of the network that serves every runtime handler
+// which has none of its own.
+var defaultHandlers = []string{"", "default"}
+
 func newTombstones(dir, handler string) *tombstones {
-	return &tombstones{dir: dir, handler: handler, graves: make(map[string]*mound), wake: make(chan struct{}, 1)}
+	t := &tombstones{dir: dir, handler: handler, graves: make(map[string]*mound), wake: make(chan struct{}, 1), loaded: make(chan struct{})}
+	owedDirs.Lock()
+	defer owedDirs.Unlock()
+	if t.shared = owedDirs.byPath[dir]; t.shared == nil {
+		t.shared = &owedDir{handlers: make(map[string]int), places: make(map[string]bool)}
+		if dir != "" {
+			owedDirs.byPath[dir] = t.shared
+		}
+	}
+	t.shared.handlers[handler]++
+	return t
+}
+
+// close gives up the network's part in the directory.
+func (t *tombstones) close() {
+	t.closing.Do(func() {
+		t.mu.Lock()
+		ids := slices.Collect(maps.Keys(t.graves))
+		t.mu.Unlock()
+		owedDirs.Lock()
+		defer owedDirs.Unlock()
+		d := t.shared
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, id := range ids {
+			delete(d.places, id)
+		}
+		if d.handlers[t.handler]--; d.handlers[t.handler] == 0 {
+			delete(d.handlers, t.handler)
+		}
+		if len(d.handlers) == 0 && owedDirs.byPath[t.dir] == d {
+			delete(owedDirs.byPath, t.dir)
+		}
+	})
+}
+
+// owns tells whether what a network of the handler has stored is this one's. The
+// default network takes care of that of handlers which are no longer configured.
+func (t *tombstones) owns(handler string) bool {
+	if handler == t.handler {
+		return true
+	}
+	t.shared.mu.Lock()
+	defer t.shared.mu.Unlock()
+	return slices.Contains(defaultHandlers, t.handler) && t.shared.handlers[handler] == 0
 }
 
 var errTooMany = fmt.Errorf("%d removals are owed already, which is the limit", maxTombstones)
+var errTooManyFailed = fmt.Errorf("%d removals of pods whose ADD had failed are owed already, which is the limit", maxOfFailed)
+
+// take takes a place for a pod.
+func (d *owedDir) take(id string, failed bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.places[id]; !ok && len(d.places) >= maxTombstones {
+		return errTooMany
+	}
+	if was := d.places[id]; failed && !was {
+		count := 0
+		for _, f := range d.places {
+			if f {
+				count++
+			}
+		}
+		if count >= maxOfFailed {
+			return errTooManyFailed
+		}
+	}
+	d.places[id] = failed
+	return nil
+}
+
+func (d *owedDir) leave(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.places, id)
+}
+
+// turn tells whether a removal of a pod whose ADD had failed may be tried now:
+// one at a time, and after one that has failed not before the pace has passed.
+// It ends with done.
+func (d *owedDir) turn() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.trying || time.Now().Before(d.next) {
+		return false
+	}
+	d.trying = true
+	return true
+}
+
+func (d *owedDir) done(failed bool, pace time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.trying = false
+	if failed {
+		d.next = time.Now().Add(pace)
+	}
+}
 
 // bury stores a removal that is owed from now on.
 func (t *tombstones) bury(g grave) error {
@@ -114,9 +246,7 @@ func (t *tombstones) bury(g grave) error {
 	}
 	if err != nil {
 		err = fmt.Errorf("cannot remember the removal of pod %s: %w", g.ID, err)
-		t.mu.Lock()
-		delete(t.graves, g.ID)
-		t.mu.Unlock()
+		t.drop(g.ID)
 		return err
 	}
 	select {
@@ -128,13 +258,25 @@ func (t *tombstones) bury(g grave) error {
 
 // reserve takes a place for a grave before it is stored.
 func (t *tombstones) reserve(g *grave) error {
+	if err := t.shared.take(g.ID, !g.Released); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.graves[g.ID] == nil && len(t.graves) >= maxTombstones {
-		return errTooMany
-	}
-	t.graves[g.ID] = &mound{grave: *g, cause: g.Cause, next: time.Now().Add(firstReplay)}
+	t.graves[g.ID] = newMound(g, time.Now().Add(firstReplay))
 	return nil
+}
+
+func newMound(g *grave, next time.Time) *mound {
+	return &mound{grave: *g, cause: g.Cause, next: next, lists: sync.OnceValues(g.attachments)}
+}
+
+// drop forgets a grave.
+func (t *tombstones) drop(id string) {
+	t.mu.Lock()
+	delete(t.graves, id)
+	t.mu.Unlock()
+	t.shared.leave(id)
 }
 
 func (t *tombstones) path(id string) string { return filepath.Join(t.dir, url.PathEscape(id)+".json") }
@@ -147,9 +289,7 @@ func (t *tombstones) clear(id string) {
 	if err := os.Remove(t.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.L.WithError(err).Warnf("cni: the removal of pod %s is done but cannot be forgotten, and will be done again", id)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.graves, id)
+	t.drop(id)
 }
 
 func (t *tombstones) has(id string) bool {
@@ -167,20 +307,59 @@ func (t *tombstones) released(id string) bool {
 	return m != nil && m.Released
 }
 
-// load reads what an earlier process left, so that it is done now.
+// load has what an earlier process left read, so that it is done now, and waits
+// until that is known, for a moment: a disk may not answer.
 func (t *tombstones) load(ctx context.Context) {
-	if t.dir == "" {
+	t.loading.Do(func() {
+		go func() {
+			defer close(t.loaded)
+			t.read(context.WithoutCancel(ctx))
+		}()
+	})
+	select {
+	case <-t.loaded:
 		return
+	default:
 	}
-	entries, err := os.ReadDir(t.dir)
+	bound := time.NewTimer(startBound)
+	defer bound.Stop()
+	select {
+	case <-t.loaded:
+	case <-ctx.Done():
+	case <-bound.C:
+	}
+}
+
+func (t *tombstones) read(ctx context.Context) {
+	for _, g := range t.stored(ctx, t.dir) {
+		if !t.owns(g.Handler) {
+			continue
+		}
+		// What is stored is not more than there may be, or was written by hand.
+		_ = t.shared.take(g.ID, !g.Released)
+		t.mu.Lock()
+		if t.graves[g.ID] == nil {
+			t.graves[g.ID] = newMound(g, time.Time{})
+		}
+		t.mu.Unlock()
+	}
+}
+
+// stored reads what a directory holds.
+func (t *tombstones) stored(ctx context.Context, dir string) []*grave {
+	if t.dir == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			log.G(ctx).WithError(err).Warnf("cni: cannot read the removals that are owed in %s", t.dir)
+			log.G(ctx).WithError(err).Warnf("cni: cannot read the removals that are owed in %s", dir)
 		}
-		return
+		return nil
 	}
+	var graves []*grave
 	for _, e := range entries {
-		path := filepath.Join(t.dir, e.Name())
+		path := filepath.Join(dir, e.Name())
 		if filepath.Ext(path) != ".json" {
 			// What a crash left of a file that was being written.
 			if info, err := e.Info(); err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > time.Minute {
@@ -189,19 +368,16 @@ func (t *tombstones) load(ctx context.Context) {
 			continue
 		}
 		g, err := readGrave(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // done meanwhile
+		}
 		if err != nil {
 			log.G(ctx).WithError(err).Warn("cni: a removal that is owed cannot be read; remove the file when nothing of its pod is left")
 			continue
 		}
-		if g.Handler != t.handler {
-			continue
-		}
-		t.mu.Lock()
-		if t.graves[g.ID] == nil {
-			t.graves[g.ID] = &mound{grave: *g, cause: g.Cause}
-		}
-		t.mu.Unlock()
+		graves = append(graves, g)
 	}
+	return graves
 }
 
 func readGrave(path string) (*grave, error) {
@@ -276,9 +452,8 @@ func (n *Network) grave(ns *Namespace, attachments []attachment, cause error, re
 	}
 	for _, a := range attachments {
 		o := owed{Interface: a.ifName, List: json.RawMessage(a.forCache().Bytes)}
-		// Where and in which form libcni keeps it is its own affair; a copy is
-		// put back as it was.
-		file := fmt.Sprintf("%s-%s-%s", a.list.Name, ns.id, a.ifName)
+		// Plugins want the result of ADD, and the cache may be on a tmpfs.
+		file := a.cacheFile(ns.id)
 		if c := readBounded(filepath.Join(n.cacheDir(), file), time.Now(), maxTombstone/2); c.err == nil && json.Valid(c.bytes) {
 			o.Cache, o.CacheFile = c.bytes, file
 		}
@@ -295,76 +470,151 @@ func (n *Network) cacheDir() string {
 	return filepath.Join(dir, "results")
 }
 
-// replay tries the removals that are owed and whose time has come.
+// replay begins to try the removals that are owed and whose time has come, some
+// beside each other: one that hangs does not hold up the others. last is the look
+// of the time before.
 func (n *Network) replay(ctx context.Context) {
+	look := n.newLook(n.retries.look)
+	n.retries.look = look
 	for _, m := range n.tombstones.all() {
 		if ctx.Err() != nil {
 			return
 		}
-		attachments, err := m.attachments()
+		if n.tombstones.trying(m) || n.running.busy(m.ID) {
+			continue // or it would have to be done again
+		}
+		attachments, err := m.lists()
+		if time.Since(m.Since) > maxOwedAge {
+			n.giveUp(ctx, m, attachments)
+			continue
+		}
 		if err != nil {
 			n.tombstones.failed(m, err)
 			continue
 		}
-		if n.running.busy(m.ID) {
-			continue // or it would have to be done again
-		}
 		// A gate that is compiled into a plugin may have moved: DEL tells.
-		if away := n.gateOfDel(ctx, attachments, GateEnforce); away != nil {
+		if away := look.closed(ctx, attachments, true); away != nil {
 			n.tombstones.waits(m, away)
 			continue
 		}
 		if !n.tombstones.due(m) {
 			continue
 		}
+		n.retry(ctx, m, attachments)
+	}
+}
+
+// retries are the removals that are being tried again. All but what runs is the
+// keeping goroutine's.
+type retries struct {
+	look    *look
+	slots   chan struct{} // holds a token for each that is under way
+	running sync.WaitGroup
+}
+
+// retry begins to try one removal again, if there is room for it now.
+func (n *Network) retry(ctx context.Context, m *mound, attachments []attachment) {
+	select {
+	case n.retries.slots <- struct{}{}:
+	default:
+		return
+	}
+	failedADD := !m.Released
+	if failedADD && !n.tombstones.shared.turn() {
+		<-n.retries.slots
+		return
+	}
+	n.tombstones.try(m, true)
+	n.retries.running.Go(func() {
 		f := n.removals.join(m.ID, func() error {
 			n.turnstile.enter()
 			defer n.turnstile.leave()
 			return n.exhume(ctx, m, attachments)
 		})
-		<-f.done
-		if f.err != nil && !errors.Is(f.err, ErrClosed) {
-			n.tombstones.failed(m, f.err)
-			log.G(ctx).WithError(f.err).Debugf("cni: the removal of pod %s is still owed", m.ID)
+		err := ErrClosed // if it is a caller's own that goes on after Close
+		select {
+		case <-f.done:
+			err = f.err
+		case <-ctx.Done():
 		}
-	}
+		if err != nil && !errors.Is(err, ErrClosed) {
+			n.tombstones.failed(m, err)
+			log.G(ctx).WithError(err).Debugf("cni: the removal of pod %s is still owed", m.ID)
+		}
+		n.tombstones.try(m, false)
+		if failedADD {
+			n.tombstones.shared.done(err != nil, n.pace.trial)
+		}
+		<-n.retries.slots
+	})
 }
 
-// exhume does a removal that is owed.
+// exhume does a removal that is owed, with the lists that it was stored with.
 func (n *Network) exhume(ctx context.Context, m *mound, attachments []attachment) error {
-	ns := &Namespace{id: m.ID, path: m.NetNS, args: m.Args, capabilityArgs: m.CapabilityArgs}
-	if _, err := os.Stat(ns.path); err != nil {
+	ns := m.namespace()
+	if !isNamespace(ns.path) {
 		ns.path = "" // gone; DEL can do without (CNI spec 1.1, section 4, DEL)
 	}
 	m.restoreCache(n.cacheDir())
-	_, err := n.detachAll(ctx, attachments, ns)
+	r := n.detachAll(ctx, attachments, ns, boundOf("DEL"), true)
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
-	if err != nil {
+	if err := r.err(); err != nil {
 		return err
 	}
 	n.tombstones.clear(m.ID)
-	n.tried.forget(m.ID)
+	n.forget(m.ID)
 	log.G(ctx).Infof("cni: the removal of pod %s, owed since %s, is done", m.ID, m.Since.UTC().Format(time.RFC3339))
 	return nil
 }
 
-func (m *mound) attachments() ([]attachment, error) {
+// giveUp drops a removal that has been owed for too long.
+func (n *Network) giveUp(ctx context.Context, m *mound, attachments []attachment) {
+	log.G(ctx).Warnf("cni: the removal of pod %s, owed since %s, is given up; what its plugins hold for it may have to be freed by hand: %s",
+		m.ID, m.Since.UTC().Format(time.RFC3339), m.cause)
+	for _, a := range attachments {
+		n.uncache(ctx, a, m.namespace())
+	}
+	n.tombstones.clear(m.ID)
+}
+
+func (g *grave) namespace() *Namespace {
+	return &Namespace{id: g.ID, path: g.NetNS, args: g.Args, capabilityArgs: g.CapabilityArgs}
+}
+
+func (g *grave) attachments() ([]attachment, error) {
 	var attachments []attachment
-	for _, o := range m.Networks {
+	for _, o := range g.Networks {
 		list, err := libcni.ConfListFromBytes(o.List)
 		if err != nil {
-			return nil, fmt.Errorf("tombstone of pod %s: %w", m.ID, err)
+			return nil, fmt.Errorf("tombstone of pod %s: %w", g.ID, err)
 		}
 		attachments = append(attachments, attachment{list: list, ifName: o.Interface})
 	}
 	return attachments, nil
 }
 
+// restore returns the lists of a removal that is owed, and puts back what libcni
+// knew of them; none if there is none, or it cannot be used.
+func (t *tombstones) restore(id, cacheDir string) []attachment {
+	t.mu.Lock()
+	m := t.graves[id]
+	t.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	attachments, err := m.lists()
+	if err != nil {
+		return nil
+	}
+	m.restoreCache(cacheDir)
+	return slices.Clone(attachments)
+}
+
 // restoreCache puts back what libcni knew of the attachments, if that is gone.
-func (m *mound) restoreCache(dir string) {
-	for _, o := range m.Networks {
+func (g *grave) restoreCache(dir string) {
+	for _, o := range g.Networks {
 		if o.CacheFile == "" || strings.ContainsRune(o.CacheFile, filepath.Separator) {
 			continue
 		}
@@ -391,6 +641,18 @@ func (t *tombstones) waits(m *mound, cause error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m.closed, m.cause = true, cause.Error()
+}
+
+func (t *tombstones) trying(m *mound) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return m.trying
+}
+
+func (t *tombstones) try(m *mound, begins bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m.trying = begins
 }
 
 func (t *tombstones) failed(m *mound, cause error) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,7 +70,9 @@ func (d *agentNode) files() []string {
 	d.t.Helper()
 	files, err := filepath.Glob(filepath.Join(d.graves, "*"))
 	d.must(err)
-	return files
+	begun, err := filepath.Glob(filepath.Join(d.graves, begunDir, "*"))
+	d.must(err)
+	return append(slices.DeleteFunc(files, func(f string) bool { return filepath.Base(f) == begunDir }), begun...)
 }
 
 // calico#13884: a pod that cannot be removed while the agent is away is let go
@@ -318,24 +321,41 @@ func TestTombstonesAreBounded(t *testing.T) {
 	d.add(n, "pod-x")
 	d.agentThere(false)
 	list := []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", fmt.Sprintf(`{"type":"calico","nodename":"x","nodename_file":%q}`, d.nodename)))}}
-	for i := range maxTombstones {
-		d.must(n.tombstones.bury(grave{ID: fmt.Sprint("pod-", i), Networks: list, Since: time.Now()}))
+	owe := func(id string, released bool) error {
+		return n.tombstones.bury(grave{ID: id, Networks: list, Since: time.Now(), Released: released})
+	}
+	// Those of pods whose ADD had failed leave room for the others.
+	for i := range maxOfFailed {
+		d.must(owe(fmt.Sprint("failed-", i), false))
+	}
+	if err := owe("failed", false); !errors.Is(err, errTooManyFailed) {
+		t.Errorf("got %v, want the limit of pods whose ADD had failed", err)
+	}
+	d.must(owe("failed-7", false))
+	// The limit is one for all networks that share the directory.
+	other := d.withGrace("1h", WithHandler("other"))
+	for i := range maxTombstones - maxOfFailed {
+		at := n
+		if i%2 == 1 {
+			at = other
+		}
+		d.must(at.tombstones.bury(grave{ID: fmt.Sprint("pod-", i), Networks: list, Since: time.Now(), Released: true}))
 	}
 	err := n.Remove(context.Background(), "pod-x", "/ns")
 	if !errors.Is(err, errTooMany) || !strings.Contains(err.Error(), "needs "+d.nodename) {
 		t.Errorf("got %v, want the limit and the cause", err)
 	}
 	// One more for the same pod replaces the one before.
-	d.must(n.tombstones.bury(grave{ID: "pod-7", Networks: list, Since: time.Now()}))
+	d.must(owe("pod-8", true))
 	// There is room again when some are done.
 	d.agentThere(true)
 	eventually(t, func() string {
-		if left := len(n.Tombstones()); left >= maxTombstones-5 {
+		if left := len(n.Tombstones()) + len(other.Tombstones()); left >= maxTombstones-5 {
 			return fmt.Sprintf("%d are owed", left)
 		}
 		return ""
 	})
-	d.must(n.tombstones.bury(grave{ID: "pod-y", Networks: list, Since: time.Now()}))
+	d.must(owe("pod-y", true))
 }
 
 // What cannot be read, or belongs to another handler, is passed over and kept.
@@ -350,10 +370,11 @@ func TestTombstonesOnDisk(t *testing.T) {
 	put("empty.json", "")
 	put("nothing.json", `{"id":"x"}`)
 	put("other.json", `{"id":"other","handler":"kata","networks":[{"interface":"eth0","list":{}}]}`)
-	put("bad.json", `{"id":"bad","networks":[{"interface":"eth0","list":{"cniVersion":7}}]}`)
+	put("bad.json", fmt.Sprintf(`{"id":"bad","since":%q,"networks":[{"interface":"eth0","list":{"cniVersion":7}}]}`, time.Now().Format(time.RFC3339)))
 	put("123456", "torn")
 	old := time.Now().Add(-time.Hour)
 	d.must(os.Chtimes(filepath.Join(d.graves, "123456"), old, old))
+	kata := d.network(WithTombstones(d.graves), WithHandler("kata"))
 	n := d.withGrace("1h")
 	eventually(t, func() string {
 		owed := n.Tombstones()
@@ -369,6 +390,7 @@ func TestTombstonesOnDisk(t *testing.T) {
 	if want := []string{"bad.json", "empty.json", "garbage.json", "nothing.json", "other.json"}; !reflect.DeepEqual(names, want) {
 		t.Errorf("left are %q, want %q", names, want)
 	}
+	d.must(kata.Close())
 	// A directory that cannot be made keeps the pod.
 	d.must(os.RemoveAll(d.graves))
 	d.must(os.WriteFile(d.graves, nil, 0o600))
@@ -385,7 +407,7 @@ func TestTombstonesOnDisk(t *testing.T) {
 
 func TestDelGraceOption(t *testing.T) {
 	t.Parallel()
-	for grace, want := range map[string]time.Duration{"": 10 * time.Minute, "0s": 0, "90s": 90 * time.Second} {
+	for grace, want := range map[string]time.Duration{"": 3 * time.Minute, "0s": 0, "90s": 90 * time.Second} {
 		n, err := New(WithDelGrace(grace))
 		if err != nil || n.config.delGrace != want {
 			t.Errorf("del_grace = %q: got %s, %v", grace, n.config.delGrace, err)
