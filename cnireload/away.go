@@ -232,7 +232,14 @@ func (l *look) gate(ctx context.Context, list *libcni.NetworkConfigList, mode Ga
 		}
 		err, ok := l.answers[g.id()]
 		if !ok {
-			err = l.n.gateLooks.ask(ctx, g)
+			err = l.n.gateLooks.ask(g.id(), func() error {
+				var pending chan error
+				err := g.check(context.WithoutCancel(ctx), &pending)
+				if pending != nil {
+					err = <-pending
+				}
+				return err
+			})
 			l.answers[g.id()] = err
 		}
 		if err != nil {
@@ -273,18 +280,23 @@ func (l *look) runnable(ctx context.Context, a attachment, plugins []int, run fu
 // blame tells what DEL of the attachment wants that may come back; nil if that is
 // not why it has failed, and the pod stays as in stock.
 func (l *look) blame(o outlook, a attachment, err error) error {
-	var refused *types.Error
 	switch {
 	case o.away != nil:
 		return o.away
 	case o.otherAway != nil:
 		return o.otherAway
-	case errors.As(err, &refused) && refused.Code == types.ErrIncompatibleCNIVersion:
+	case refused(err):
 		return fmt.Errorf("network %q: its cniVersion %s is refused", a.list.Name, a.list.CNIVersion)
 	case !o.covered && !errors.Is(l.s.LoadError, errLoading):
 		return fmt.Errorf("no list is in use for network %q, interface %s", a.list.Name, a.ifName)
 	}
 	return nil
+}
+
+// refused tells whether a plugin did not take the version of its list.
+func refused(err error) bool {
+	var e *types.Error
+	return errors.As(err, &e) && e.Code == types.ErrIncompatibleCNIVersion
 }
 
 // gateLooks makes looks at the same gate one: a file on a disk that does not
@@ -300,9 +312,9 @@ type gateLook struct {
 	err  error // once done
 }
 
-// ask returns why the gate is closed. It waits no longer than one look may take.
-func (l *gateLooks) ask(ctx context.Context, g gate) error {
-	id := g.id()
+// ask returns why the gate of that id is closed, which check finds out. It waits
+// no longer than one look may take; check goes on.
+func (l *gateLooks) ask(id string, check func() error) error {
 	l.mu.Lock()
 	k := l.looks[id]
 	if k == nil {
@@ -313,11 +325,7 @@ func (l *gateLooks) ask(ctx context.Context, g gate) error {
 		l.looks[id] = k
 		go func() {
 			defer close(k.done)
-			var pending chan error
-			err := g.check(context.WithoutCancel(ctx), &pending)
-			if pending != nil {
-				err = <-pending
-			}
+			err := check()
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			k.err = err
@@ -331,8 +339,6 @@ func (l *gateLooks) ask(ctx context.Context, g gate) error {
 	case <-k.done:
 		return k.err
 	case <-bound.C:
-		return errSilent
-	case <-ctx.Done():
 		return errSilent
 	}
 }

@@ -241,6 +241,9 @@ func (n *Network) detachFrom(ctx context.Context, a attachment, ns *Namespace, a
 			done()
 			return
 		}
+		if again && err != nil && !refused(err) {
+			o.instead = nil // it can be run, and is tried again
+		}
 	}
 	if o.instead != nil {
 		_, ierr := n.del(ctx, *o.instead, nil, ns)
@@ -545,19 +548,17 @@ func (n *Network) uncache(ctx context.Context, a attachment, ns *Namespace) {
 // lists made of a *.conf are cached as lists too; others cache a plain *.conf.
 func cachedList(c *libcni.NetworkAttachment) (*libcni.NetworkConfigList, error) {
 	list, err := libcni.ConfListFromBytes(c.Config)
-	if err != nil {
-		conf, cerr := libcni.NetworkPluginConfFromBytes(c.Config)
-		if cerr != nil || conf.Network.Name == "" {
-			return nil, fmt.Errorf("cannot be parsed: %w", err)
-		}
-		if list, err = libcni.ConfListFromConf(conf); err != nil {
-			return nil, fmt.Errorf("cannot be made a list: %w", err)
-		}
+	if err == nil && len(list.Plugins) == 0 {
+		err = errors.New("it has no plugins")
 	}
-	if len(list.Plugins) == 0 {
-		return nil, errors.New("has no plugins")
+	if err == nil {
+		return list, nil
 	}
-	return list, nil
+	conf, cerr := libcni.NetworkPluginConfFromBytes(c.Config)
+	if cerr != nil || conf.Network.Name == "" {
+		return nil, fmt.Errorf("cannot be used: %w", err)
+	}
+	return libcni.ConfListFromConf(conf)
 }
 
 // detachOne runs DEL for one list within the bound of DEL.
