@@ -543,7 +543,7 @@ func (n *Network) retry(ctx context.Context, m *mound, attachments []attachment)
 		}
 		n.tombstones.try(m, false)
 		if failedADD {
-			n.tombstones.shared.done(err != nil, n.pace.trial)
+			n.tombstones.shared.done(err != nil, trialPace)
 		}
 		<-n.retries.slots
 	})
