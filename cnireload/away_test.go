@@ -508,7 +508,7 @@ func TestResultThatCRIRefuses(t *testing.T) {
 				t.Fatalf("got %v, %v", r, err)
 			}
 			n.trials.mu.Lock()
-			failures := n.trials.failures
+			failures := len(n.trials.failed)
 			n.trials.mu.Unlock()
 			if failures != 1 {
 				t.Errorf("counted %d failures", failures)
@@ -712,7 +712,6 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 	d.answer("hung", "DEL", reply{sh: fmt.Sprintf("until [ -e '%s' ]; do sleep 0.05; done", gate)})
 	d.answer("bad", "DEL", reply{out: `{"code":11,"msg":"busy"}`, code: 1})
 	n := d.network(WithTombstones(t.TempDir()))
-	n.pace.trial = 300 * time.Millisecond
 	store := func(typ, id string, released bool) {
 		d.must(n.tombstones.bury(grave{ID: id, Networks: []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", typ))}}, Since: time.Now(), Released: released}))
 		n.tombstones.mu.Lock()
@@ -739,8 +738,8 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 	if c := d.count("hung", "DEL"); c != maxRetries-1 {
 		t.Errorf("%d hang", c)
 	}
-	time.Sleep(time.Second)
-	tries, limit := d.count("bad", "DEL"), int(time.Since(begin)/n.pace.trial)+1
+	time.Sleep(3 * trialPace)
+	tries, limit := d.count("bad", "DEL"), int(time.Since(begin)/trialPace)+1
 	if tries == 0 || tries > limit {
 		t.Errorf("%d tries of pods whose ADD had failed in %s, want at most %d", tries, time.Since(begin), limit)
 	}
