@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -152,6 +154,80 @@ func TestExecKillsTheWholeGroup(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// leavesItsGroup is set for a run of this program as a plugin, see below.
+const leavesItsGroup = "CNIRELOAD_TEST_LEAVES_ITS_GROUP"
+
+// A plugin that has joined another process group is not reached by the end of its
+// own.
+func TestExecKillsAPluginThatLeftItsGroup(t *testing.T) {
+	if path := os.Getenv(leavesItsGroup); path != "" {
+		group, err := syscall.Getpgid(os.Getppid())
+		if err == nil {
+			err = syscall.Setpgid(0, group)
+		}
+		if err == nil {
+			err = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Minute)
+	}
+	d := newNode(t)
+	setBound(t, "DEL", 4*time.Second)
+	pids := filepath.Join(d.log, "pid")
+	path := d.executable("plugin", fmt.Sprintf("%s='%s' exec '%s' -test.run '^%s$'", leavesItsGroup, pids, os.Args[0], t.Name()))
+	_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
+	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errAbandoned) {
+		t.Errorf("got %v", err)
+	}
+	if pid := readPid(t, pids); alive(pid) {
+		t.Error("it still runs")
+	}
+}
+
+// Somebody else reaps the plugin, or nobody does: how it ended is not known then,
+// which is an error of the call and not the end of the program.
+func TestExecExitStatusIsLost(t *testing.T) {
+	const child = "CNIRELOAD_TEST_IGNORES_CHILDREN"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	d := newNode(t)
+	path := d.executable("plugin", `echo '{"cniVersion":"1.0.0"}'`)
+	signal.Ignore(syscall.SIGCHLD) // has the kernel reap, for all of this process
+	_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	if wrong := missingWords(err, []string{path, "has ended, but how is not known"}); wrong != "" {
+		t.Error(wrong)
+	}
+	if spoken(err) {
+		t.Error("it counts as the plugin's word")
+	}
+	setBound(t, "DEL", 500*time.Millisecond)
+	path = d.executable("plugin", "exec sleep 300")
+	if _, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Verbs without a result succeed whatever the plugin prints.
+func TestExecFloodOfAVerbWithoutResult(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	path := d.executable("plugin", `head -c 3000000 /dev/zero`)
+	for verb, fails := range map[string]bool{"STATUS": false, "DEL": false, "ADD": true, "VERSION": true} {
+		_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=" + verb})
+		if (err != nil) != fails {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
 }
 
 func TestExecCallerDeadlineAndCancel(t *testing.T) {
@@ -324,6 +400,7 @@ func TestFindInPath(t *testing.T) {
 	d.replace(filepath.Join(second, "dir"), "x", 0o755)
 	d.replace(filepath.Join(d.bin, "only-plain"), "x", 0o640)
 	d.must(os.Symlink("nowhere", filepath.Join(d.bin, "dangling")))
+	d.must(os.Symlink("circle", filepath.Join(d.bin, "circle")))
 	dirs := []string{d.bin, second}
 	e := &boundedExec{}
 	for _, typ := range []string{"plain", "dir"} {
@@ -340,6 +417,7 @@ func TestFindInPath(t *testing.T) {
 		{"nothing", []string{fmt.Sprintf(`failed to find plugin "nothing" in path [%s %s]`, d.bin, second)}},
 		{"only-plain", []string{"only-plain is not executable (mode 0640)", "failed to find plugin"}},
 		{"dangling", []string{"dangling is a symlink that leads nowhere"}},
+		{"circle", []string{"circle cannot be looked at: too many levels of symbolic links"}},
 	} {
 		_, err := e.FindInPath(tt.plugin, dirs)
 		if wrong := missingWords(err, tt.words); wrong != "" {

@@ -96,6 +96,104 @@ func TestLeftOverWithoutAPod(t *testing.T) {
 	}
 }
 
+// What a plugin leaves for its pod, such as a DHCP client, inherits the plugin's
+// environment. It goes on after a restart, wherever its executable is, and so does
+// what a program runs that is still there.
+func TestHelperOfALivePodIsLeftAlone(t *testing.T) {
+	setBound(t, "ADD", time.Second)
+	d := newNode(t)
+	d.install("fakenet")
+	d.executable("client", `while :; do sleep 1; done`)
+	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
+	elsewhere, ours := filepath.Join(d.log, "elsewhere"), filepath.Join(d.log, "ours")
+	d.answer("fakenet", "ADD", reply{out: result("1.0.0", "10.1.0.2"), sh: fmt.Sprintf(
+		`setsid -f sh -c 'echo $$ >%[1]s; exec sleep 300' </dev/null >/dev/null 2>&1
+setsid -f sh -c 'echo $$ >%[2]s; exec %[3]s/client --for-pod' </dev/null >/dev/null 2>&1`, elsewhere, ours, d.bin)})
+	d.write("10-a.conflist", conflist("1.0.0", "pods", "fakenet"))
+	n := d.started()
+	becomesReady(t, n)
+	if _, err := n.Setup(t.Context(), id, "/ns"); err != nil {
+		t.Fatal(err)
+	}
+	pids := []int{readPid(t, elsewhere), readPid(t, ours)}
+	d.must(n.Close())
+	// Another runtime's, which waits for it.
+	cmd := exec.Command(d.executable("adder", "exec sleep 300"))
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=ADD", "CNI_CONTAINERID=" + id}
+	d.must(cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	pids = append(pids, cmd.Process.Pid)
+	for _, pid := range pids {
+		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	}
+	// So that what is found can be told from what is not looked for.
+	left := d.leave("left", "ADD", id)
+	n = d.started(exists(id))
+	eventually(t, func() string {
+		if alive(left) {
+			return "what an earlier containerd left still runs"
+		}
+		return ""
+	})
+	for i, pid := range pids {
+		if !alive(pid) {
+			t.Errorf("helper %d was killed", i)
+		}
+	}
+	d.must(n.Remove(context.Background(), id, "/ns"))
+	for i, pid := range pids {
+		if !alive(pid) {
+			t.Errorf("helper %d was killed by the removal", i)
+		}
+	}
+}
+
+// A bin dir can be a symlink, and so can what is in it.
+func TestLeftOverBehindSymlinks(t *testing.T) {
+	setBound(t, "DEL", time.Second)
+	d := newNode(t)
+	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
+	sleep, err := exec.LookPath("sleep")
+	d.must(err)
+	d.must(os.Symlink(d.bin, d.bin+".link"))
+	// One that takes no arguments, and sleeps: "cat" of a pipe.
+	cat, err := exec.LookPath("cat")
+	d.must(err)
+	d.must(os.Symlink(cat, filepath.Join(d.bin, "linked")))
+	pids := filepath.Join(d.log, "pid")
+	cmd := exec.Command("setsid", "-f", "sh", "-c", fmt.Sprintf(`%s 300 | { sh -c 'echo $PPID' >%s; exec %s.link/linked; }`, sleep, pids, d.bin))
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL", "CNI_CONTAINERID=" + id}
+	d.must(cmd.Run())
+	pid := readPid(t, pids)
+	var parent int
+	eventually(t, func() string {
+		f := &foundPlugin{pid: pid}
+		if !f.readStat() || f.name != "linked" {
+			return "not yet executed"
+		}
+		parent = f.parent
+		return ""
+	})
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL); _ = syscall.Kill(-parent, syscall.SIGKILL) })
+	d.must(syscall.Kill(parent, syscall.SIGKILL)) // its shell
+	eventually(t, func() string {
+		if f := (&foundPlugin{pid: pid}); !f.readStat() || f.parent == parent {
+			return "its parent is still there"
+		}
+		return ""
+	})
+	n, err := New(WithPluginConfDir(d.conf), WithPluginDir([]string{d.bin + ".link"}), WithCacheDir(d.cache), exists(id))
+	d.must(err)
+	defer n.Close()
+	n.Start()
+	eventually(t, func() string {
+		if alive(pid) {
+			return fmt.Sprintf("still runs: %v", n.Processes())
+		}
+		return ""
+	})
+}
+
 // What an ADD allocates after the pod's removal would be leaked.
 func TestRemoveEndsLeftOverFirst(t *testing.T) {
 	t.Parallel()

@@ -637,6 +637,202 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
+// The template is mended: what was said of it is out of date, also when it holds
+// again what is rendered already, and whatever the call was that failed.
+func TestTemplateIsMended(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		break_ func(d templated, n *Network)
+	}{
+		{"changed", func(d templated, n *Network) {
+			d.replace(d.template, "{{", 0o644)
+			eventually(t, func() string { return missingWords(n.Snapshot().Template.Err, []string{"cannot be parsed"}) })
+		}},
+		{"the same CIDRs again", func(d templated, n *Network) {
+			d.replace(d.template, "{{", 0o644)
+			if err := n.Render(t.Context(), "10.1.0.0/24"); err == nil {
+				t.Error("no error")
+			}
+		}},
+		{"missing at a call", func(d templated, n *Network) {
+			d.must(os.Remove(d.template))
+			if err := n.Render(t.Context(), "10.1.0.0/24"); err == nil {
+				t.Error("no error")
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			d := newTemplated(t, dualTemplate)
+			n := d.restarted()
+			d.must(n.Render(t.Context(), "10.1.0.0/24"))
+			tt.break_(d, n)
+			if st := n.Snapshot().Template; st.State != stateFailed || st.Err == nil || !n.Snapshot().Ready() {
+				t.Errorf("%+v", st)
+			}
+			d.replace(d.template, dualTemplate, 0o644)
+			eventually(t, func() string {
+				if st := n.Snapshot().Template; st.State != stateRendered || st.Err != nil {
+					return fmt.Sprintf("%+v", st)
+				}
+				return ""
+			})
+		})
+	}
+}
+
+// CIDRs that could not be rendered when they were reported are rendered when that
+// is possible: nobody reports them again.
+func TestReportedCIDRsAreNotForgotten(t *testing.T) {
+	t.Parallel()
+	d := newTemplated(t, "{{")
+	n := d.restarted()
+	if err := n.Render(t.Context(), "10.1.0.0/24"); err == nil {
+		t.Error("no error")
+	}
+	d.replace(d.template, dualTemplate, 0o644)
+	rendered := func(cidrs string) {
+		t.Helper()
+		eventually(t, func() string {
+			s := n.Snapshot()
+			if ranges, _ := subnets(t, s); !s.Ready() || !slices.Equal(ranges, []string{cidrs}) || s.Template.State != stateRendered || s.Template.Err != nil {
+				return fmt.Sprintf("%q, %v, %+v", ranges, s.Err(), s.Template)
+			}
+			return ""
+		})
+	}
+	rendered("10.1.0.0/24")
+	// What was rendered and then removed stays away.
+	d.must(os.Remove(d.target))
+	becomesUnready(t, n, "no network config found")
+	d.replace(d.template, dualTemplate+"\n", 0o644)
+	stays(t, 100*time.Millisecond, func() string { return d.read() })
+	d.must(n.Render(t.Context(), "10.1.0.0/24"))
+	// Other CIDRs, with a template that is mended in place.
+	d.replace(d.template, "{{", 0o644)
+	if err := n.Render(t.Context(), "10.2.0.0/24"); err == nil {
+		t.Error("no error")
+	}
+	d.replace(d.template, dualTemplate, 0o644)
+	rendered("10.2.0.0/24")
+}
+
+// A list that is not ours has precedence when CIDRs are reported. When it goes, in
+// this process or another, they are rendered.
+func TestForeignListGoes(t *testing.T) {
+	t.Parallel()
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restart %t", restart), func(t *testing.T) {
+			t.Parallel()
+			d := newTemplated(t, dualTemplate)
+			d.write("05-theirs.conflist", conflist("1.0.0", "theirs", "fakenet"))
+			n := d.restarted()
+			d.must(n.Render(t.Context(), "10.1.0.0/24"))
+			d.must(n.Render(t.Context(), "10.2.0.0/24")) // the latest counts
+			said := func(words ...string) {
+				t.Helper()
+				eventually(t, func() string {
+					s := n.Snapshot()
+					if d.read() != "" {
+						t.Fatalf("rendered: %q", d.read())
+					}
+					if !s.Ready() || s.Networks[0].Name != "theirs" {
+						return fmt.Sprintf("%v, %+v", s.Err(), s.Networks)
+					}
+					return missingWords(errors.New(s.Template.State), words)
+				})
+			}
+			said("not rendered", "05-theirs.conflist has precedence")
+			if restart {
+				d.must(n.Close())
+				n = d.restarted()
+				said("not rendered", "05-theirs.conflist has precedence")
+			}
+			// Renamed, it is still theirs.
+			d.must(os.Rename(filepath.Join(d.conf, "05-theirs.conflist"), filepath.Join(d.conf, "06-theirs.conflist")))
+			said("06-theirs.conflist has precedence")
+			// The directory that goes with it is not made again.
+			d.must(os.Rename(d.conf, d.conf+".away"))
+			becomesUnready(t, n, "does not exist")
+			stays(t, 50*time.Millisecond, func() string {
+				if _, err := os.Stat(d.conf); err == nil {
+					return "the conf dir is there"
+				}
+				return ""
+			})
+			d.must(os.Rename(d.conf+".away", d.conf))
+			said("06-theirs.conflist has precedence")
+
+			d.remove("06-theirs.conflist")
+			eventually(t, func() string {
+				s := n.Snapshot()
+				if ranges, _ := subnets(t, s); !s.Ready() || !slices.Equal(ranges, []string{"10.2.0.0/24"}) || s.Template.State != stateRendered {
+					return fmt.Sprintf("%q, %v, %+v", ranges, s.Err(), s.Template)
+				}
+				return ""
+			})
+			// It was rendered once, and is not a second time.
+			d.must(os.Remove(d.target))
+			becomesUnready(t, n, "no network config found")
+			d.must(n.Close())
+			n = d.restarted()
+			stays(t, 100*time.Millisecond, func() string { return d.read() })
+			d.checkTidy()
+		})
+	}
+}
+
+// While a foreign list is in use, stock answers UpdateRuntimeConfig without a look
+// at the template. What is wrong with it is shown, until it is mended.
+func TestBadTemplateBesideAForeignList(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, file string
+		break_     func(d templated)
+		word       string
+	}{
+		{"missing", "05-theirs.conflist", func(d templated) { d.must(os.Remove(d.template)) }, "no such file"},
+		{"broken", "05-theirs.conflist", func(d templated) { d.replace(d.template, "{{", 0o644) }, "cannot be parsed"},
+		{"renders no list", "99-theirs.conflist", func(d templated) { d.replace(d.template, `{"name":"x",}`, 0o644) }, "renders a list that cannot be parsed"},
+		{"broken, theirs in our place", RenderedFile, func(d templated) { d.replace(d.template, "{{", 0o644) }, "cannot be parsed"},
+		{"record cannot be written", "05-theirs.conflist", func(d templated) {
+			d.must(os.MkdirAll(d.cache, 0o755))
+			d.must(os.WriteFile(filepath.Dir(d.record), nil, 0o644))
+		}, "not a directory"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			d := newTemplated(t, dualTemplate)
+			d.write(tt.file, conflist("1.0.0", "theirs", "fakenet"))
+			tt.break_(d)
+			n := d.restarted()
+			d.must(n.Render(t.Context(), "10.1.0.0/24"))
+			s := n.Snapshot()
+			if wrong := missingWords(s.Template.Err, []string{tt.word}); wrong != "" || !strings.HasPrefix(s.Template.State, "not rendered") || !s.Ready() || s.Networks[0].Name != "theirs" {
+				t.Errorf("%s: %v, %+v", wrong, s.Err(), s.Template)
+			}
+			if tt.word == "not a directory" {
+				return
+			}
+			d.replace(d.template, dualTemplate, 0o644)
+			eventually(t, func() string {
+				if st := n.Snapshot().Template; st.Err != nil || !strings.HasPrefix(st.State, "not rendered") {
+					return fmt.Sprintf("%+v", st)
+				}
+				return ""
+			})
+			d.remove(tt.file)
+			eventually(t, func() string {
+				if ranges, _ := subnets(t, n.Snapshot()); n.Status() != nil || !slices.Equal(ranges, []string{"10.1.0.0/24"}) {
+					return fmt.Sprintf("%q, %v, %+v", ranges, n.Status(), n.Snapshot().Template)
+				}
+				return ""
+			})
+		})
+	}
+}
+
 // A file that containerd without us rendered has the text that we would render:
 // it becomes ours.
 func TestAdopt(t *testing.T) {
