@@ -216,6 +216,16 @@ func noteTypes(v any, found map[string]bool) {
 // gate returns why a gate that DEL of the list needs is closed; of the mode, if
 // one is given. With gates off there is nothing to be waited for.
 func (l *look) gate(ctx context.Context, list *libcni.NetworkConfigList, mode GateMode) error {
+	return l.closedGate(ctx, list, func(g gate) bool { return mode == "" || g.mode == mode })
+}
+
+// unheard returns why DEL of the list has not removed anything although it has
+// succeeded: a plugin whose agent is away said so.
+func (l *look) unheard(ctx context.Context, list *libcni.NetworkConfigList) error {
+	return l.closedGate(ctx, list, func(g gate) bool { return g.silent })
+}
+
+func (l *look) closedGate(ctx context.Context, list *libcni.NetworkConfigList, concerns func(gate) bool) error {
 	if l.n.config.gates == GatesOff {
 		return nil
 	}
@@ -227,7 +237,7 @@ func (l *look) gate(ctx context.Context, list *libcni.NetworkConfigList, mode Ga
 		l.gates[list] = gates
 	}
 	for _, g := range gates {
-		if mode != "" && g.mode != mode {
+		if !concerns(g) {
 			continue
 		}
 		err, ok := l.answers[g.id()]

@@ -122,6 +122,45 @@ func TestRemoveTellsTheAgentThatIsThere(t *testing.T) {
 	}
 }
 
+// multus-cni, pkg/server/api/shim.go: DEL answers 0 although its daemon is away. The
+// pod goes, as in stock, and the daemon is told when it is back.
+func TestDELThatNobodyHeardIsOwed(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	d.install("multus-shim")
+	d.answer("multus-shim", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
+	dir := t.TempDir()
+	daemon := func() net.Listener {
+		l, err := net.Listen("unix", filepath.Join(dir, "multus.sock"))
+		d.must(err)
+		return l
+	}
+	first := daemon()
+	d.write("10-a.conflist", conflist("1.0.0", "pods", `{"type":"multus-shim","daemonSocketDir":"`+dir+`"}`))
+	n := d.network(WithTombstones(t.TempDir()))
+	n.pace.agent = 200 * time.Millisecond
+	n.Start()
+	becomesReady(t, n)
+	_, err := n.Setup(t.Context(), "pod-1", "/ns")
+	d.must(err)
+	d.must(first.Close())
+	d.must(n.Remove(t.Context(), "pod-1", "/ns"))
+	if owed := n.Tombstones(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "multus.sock") {
+		t.Fatalf("owed: %+v", owed)
+	}
+	d.take("DEL")
+	defer daemon().Close()
+	eventually(t, func() string {
+		if owed := n.Tombstones(); len(owed) > 0 {
+			return fmt.Sprintf("owed: %+v", owed)
+		}
+		return ""
+	})
+	if got, want := d.take("DEL").All, []string{"DEL eth0 multus-shim"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("DEL ran %q, want %q", got, want)
+	}
+}
+
 // A plugin was upgraded and refuses the version of the list of ADD.
 func TestRemoveWithARefusedVersion(t *testing.T) {
 	t.Parallel()

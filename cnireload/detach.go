@@ -238,6 +238,12 @@ func (n *Network) detachFrom(ctx context.Context, a attachment, ns *Namespace, a
 			of = 2
 		}
 		if run(failed, of); err == nil && !o.headless {
+			if lost := look.unheard(looking, a.only(a.indexes(o.skip)).list); lost != nil {
+				// The pod goes, as in stock, and the agent is told when it is back.
+				r.done = append(r.done, a.ifName)
+				r.owed, r.owedFor = append(r.owed, a), lost
+				return
+			}
 			done()
 			return
 		}

@@ -65,6 +65,7 @@ type gate struct {
 	key     string // of the configuration; empty when compiled in
 	mode    GateMode
 	del     bool   // DEL needs it too
+	silent  bool   // DEL without it succeeds and removes nothing
 	network string // that it belongs to, for messages; empty for ready_files
 }
 

@@ -75,6 +75,7 @@ type need struct {
 	kind    gateKind
 	mode    GateMode
 	del     bool
+	silent  bool   // DEL without it succeeds and removes nothing
 	why     string // in the words of the documentation
 }
 
@@ -96,7 +97,7 @@ func (n need) gates(plugin string, c conf) []gate {
 	}
 	var gates []gate
 	for _, target := range targets {
-		gates = append(gates, gate{plugin: plugin, kind: n.kind, target: target, instead: n.instead, key: n.key, mode: n.mode, del: n.del})
+		gates = append(gates, gate{plugin: plugin, kind: n.kind, target: target, instead: n.instead, key: n.key, mode: n.mode, del: n.del, silent: n.silent})
 	}
 	return gates
 }
@@ -207,7 +208,7 @@ var mainRules = []rule{
 		needs: []need{{
 			what: "a listener on `multus.sock`", key: "daemonSocketDir", fallback: "/run/multus",
 			targets: func(_ conf, dir string) []string { return []string{strings.TrimSuffix(dir, "/") + "/multus.sock"} },
-			kind:    gateUnix, mode: GateEnforce, del: true, why: "ADD and DEL are calls to it; DEL says that it succeeded without it, and removes nothing",
+			kind:    gateUnix, mode: GateEnforce, del: true, silent: true, why: "ADD and DEL are calls to it; DEL says that it succeeded without it, and removes nothing",
 		}},
 	},
 	{
