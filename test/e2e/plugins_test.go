@@ -482,10 +482,10 @@ func TestR10(t *testing.T) {
 	})
 }
 
-// The documented meaning of 0, for a runtime handler.
-// docs/cri/config.md of containerd, cni_max_conf_num
+// How many lists a runtime handler with its own directory uses: 0, which "containerd config default" writes
+// out, means the global number, and a negative one means all.
 func TestR11(t *testing.T) {
-	sides(t, "docs/cri/config.md", func(t *testing.T, side harness.Side) string {
+	sides(t, "containerd config default", func(t *testing.T, side harness.Side) string {
 		adds := func(max *int) (networks []string) {
 			name := "unset"
 			if max != nil {
@@ -513,15 +513,12 @@ func TestR11(t *testing.T) {
 			})
 			return networks
 		}
-		unset, two, zero := adds(nil), adds(new(2)), adds(new(0))
+		unset, two, zero, all := adds(nil), adds(new(2)), adds(new(0)), adds(new(-1))
 		assert.Equal(t, len(unset), 1, "%v", unset)
 		assert.Equal(t, len(two), 2, "%v", two)
-		want := 3
-		if side == harness.Stock {
-			want = 1
-		}
-		assert.Equal(t, len(zero), want, "%v", zero)
-		return fmt.Sprintf("of 3 lists: unset %d ADD, 2: %d, 0: %d", len(unset), len(two), len(zero))
+		assert.Equal(t, len(zero), 1, "%v", zero)
+		assert.Equal(t, len(all), 3, "%v", all)
+		return fmt.Sprintf("of 3 lists: unset %d ADD, 2: %d, 0: %d, -1: %d", len(unset), len(two), len(zero), len(all))
 	})
 }
 

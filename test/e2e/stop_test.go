@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"gotest.tools/v3/assert"
@@ -47,12 +48,25 @@ func (p *nriPlugin) knows(what string) error {
 	return nil
 }
 
-func (p *nriPlugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+func (p *nriPlugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
 	p.note("synchronized")
 	for _, pod := range pods {
 		p.note("pod " + pod.GetName())
 	}
+	for _, container := range containers {
+		p.note("container " + container.GetName())
+	}
 	return nil, nil
+}
+
+func (p *nriPlugin) StopContainer(_ context.Context, _ *api.PodSandbox, container *api.Container) ([]*api.ContainerUpdate, error) {
+	p.note("stop container " + container.GetName())
+	return nil, nil
+}
+
+func (p *nriPlugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, container *api.Container) error {
+	p.note("remove container " + container.GetName())
+	return nil
 }
 
 func (p *nriPlugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
@@ -194,17 +208,7 @@ func TestNRIPluginDuringRemove(t *testing.T) {
 		n.waitReady(true, soon)
 		pod := harness.Pod{Name: "a"}
 		id := n.run(pod)
-		_, err := n.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-			PodSandboxId:  id,
-			SandboxConfig: n.SandboxConfig(pod),
-			Config: &runtimeapi.ContainerConfig{
-				Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
-				Image:    &runtimeapi.ImageSpec{Image: harness.SandboxImage},
-				LogPath:  "c.log",
-				Linux:    &runtimeapi.LinuxContainerConfig{},
-			},
-		})
-		assert.NilError(t, err)
+		n.container(id, pod)
 		assert.NilError(t, n.Fake.Set("fakenet", fake.State{Verbs: map[string]fake.Behavior{"DEL": {Mode: fake.Slow, Millis: 4000, Pod: "a"}}}))
 
 		removed := make(chan error, 1)
@@ -225,6 +229,92 @@ func TestNRIPluginDuringRemove(t *testing.T) {
 		assert.NilError(t, <-removed)
 		assert.NilError(t, plugin.knows("remove a"))
 		return "removed"
+	})
+}
+
+// container creates a container in a pod, with the name "c".
+func (n *node) container(sandbox string, pod harness.Pod) (id string) {
+	n.t.Helper()
+	r, err := n.Runtime.CreateContainer(n.t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId:  sandbox,
+		SandboxConfig: n.SandboxConfig(pod),
+		Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
+			Image:    &runtimeapi.ImageSpec{Image: harness.SandboxImage},
+			LogPath:  "c.log",
+			Linux:    &runtimeapi.LinuxContainerConfig{},
+		},
+	})
+	assert.NilError(n.t, err)
+	return r.GetContainerId()
+}
+
+// An NRI plugin connects while a container has its time to stop, or does not
+// die when it is killed.
+// https://github.com/containerd/containerd/issues/14083
+func TestNRIPluginDuringStopContainer(t *testing.T) {
+	sides(t, "containerd#14083", func(t *testing.T, side harness.Side) string {
+		n := prepare(t, harness.Options{Side: side, NRI: true})
+		n.write(n.conf("10-a.conflist"), c10("a"))
+		n.start()
+		n.waitReady(true, soon)
+		pod := harness.Pod{Name: "a"}
+		a, b := n.run(pod), n.run(harness.Pod{Name: "b"})
+		c := n.container(a, pod)
+		_, err := n.Runtime.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: c})
+		assert.NilError(t, err)
+		pid, err := n.ContainerPID(t.Context(), c)
+		assert.NilError(t, err)
+		// It does not get to handle SIGTERM.
+		assert.NilError(t, unix.Kill(pid, unix.SIGSTOP))
+
+		stopped := make(chan error, 1)
+		go func() {
+			_, err := n.Runtime.StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: c, Timeout: 600})
+			stopped <- err
+		}()
+		n.within("waitContainerStop", func(i int) bool { return i == 1 })
+		plugin := n.connectNRI()
+		if side == harness.Stock {
+			n.within("requestPluginSync", func(i int) bool { return i == 1 })
+			err := n.stopPod(b, 3*time.Second)
+			assert.Equal(t, status.Code(err), codes.DeadlineExceeded, "%v", err)
+			assert.NilError(t, unix.Kill(pid, unix.SIGCONT))
+			assert.NilError(t, <-stopped)
+			return "StopPodSandbox of another pod: DeadlineExceeded until the container has stopped"
+		}
+
+		assert.NilError(t, harness.Poll(t.Context(), 30*time.Second, func() error { return plugin.knows("synchronized") }))
+		begin := time.Now()
+		assert.NilError(t, n.stopPod(b, 20*time.Second))
+		took := time.Since(begin)
+		n.run(harness.Pod{Name: "d"})
+		select {
+		case err := <-stopped:
+			t.Fatalf("the container has stopped: %v", err)
+		default:
+		}
+		for _, what := range []string{"pod a", "container c", "stop b"} {
+			assert.NilError(t, plugin.knows(what))
+		}
+		assert.NilError(t, unix.Kill(pid, unix.SIGCONT))
+		assert.NilError(t, <-stopped)
+		// It is told of the end of what it was shown, once, by the time the call returns.
+		assert.NilError(t, plugin.knows("stop container c"))
+		assert.NilError(t, n.removePod(a, time.Minute))
+		for _, what := range []string{"remove container c", "remove a"} {
+			assert.NilError(t, plugin.knows(what))
+		}
+		plugin.mu.Lock()
+		defer plugin.mu.Unlock()
+		count := 0
+		for _, what := range plugin.told {
+			if what == "stop container c" {
+				count++
+			}
+		}
+		assert.Equal(t, count, 1, "%q", plugin.told)
+		return fmt.Sprintf("StopPodSandbox of another pod took %s, the plugin was told all", short(took))
 	})
 }
 

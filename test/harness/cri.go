@@ -261,3 +261,17 @@ func (d *Daemon) SetCIDR(ctx context.Context, cidr string) error {
 	})
 	return err
 }
+
+// ContainerPID is the first process of a container.
+func (d *Daemon) ContainerPID(ctx context.Context, id string) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	r, err := d.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		return 0, err
+	}
+	var info struct {
+		PID int `json:"pid"`
+	}
+	return info.PID, json.Unmarshal([]byte(r.GetInfo()["info"]), &info)
+}

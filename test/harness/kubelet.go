@@ -292,20 +292,6 @@ func (n *Node) Sandboxes(ctx context.Context) (ready, other int, err error) {
 	return ready, other, err
 }
 
-// ContainerPID is the first process of a container.
-func (n *Node) ContainerPID(ctx context.Context, id string) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	r, err := n.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
-	if err != nil {
-		return 0, err
-	}
-	var info struct {
-		PID int `json:"pid"`
-	}
-	return info.PID, json.Unmarshal([]byte(r.GetInfo()["info"]), &info)
-}
-
 // LogLine is a line of kubelet's log.
 type LogLine struct {
 	Time   time.Time
