@@ -3,8 +3,8 @@
 
 // Command bench compares the patched containerd with the stock one, both
 // running at the same time and measured in turns: how soon a new network is
-// ready, how long Status takes, what sandboxes cost, what being idle costs, and how
-// soon a change is in use by the way in which it arrives.
+// ready, how long Status takes, what sandboxes cost one by one and all at once, what
+// being idle costs, and how soon a change is in use by the way in which it arrives.
 package main
 
 import (
@@ -31,6 +31,7 @@ type options struct {
 	pods    int
 	blocks  int
 	rounds  int
+	crowd   int
 
 	arrivals int
 	idle     time.Duration
@@ -43,10 +44,11 @@ func main() {
 	flag.IntVar(&o.status, "status", 10000, "Status calls, idle and loaded, each side")
 	flag.IntVar(&o.pods, "pods", 200, "sandboxes, each side")
 	flag.IntVar(&o.blocks, "blocks", 40, "blocks the sandboxes are run in, the sides taking turns")
-	flag.IntVar(&o.rounds, "rounds", 3, "rounds of many pods that wait, or fail, each side")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds of many pods that wait, or fail, or start at once, each side")
+	flag.IntVar(&o.crowd, "crowd", 60, "healthy pods that start at once")
 	flag.IntVar(&o.arrivals, "arrivals", 30, "times that a change arrives in each way")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "how long the daemons have nothing to do")
-	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods, wait, idle, arrival")
+	flag.StringVar(&o.only, "only", "", "comma separated: rename, status, pods, crowd, wait, idle, arrival")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -60,8 +62,8 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	if o.renames < 1 || o.status < 100 || o.blocks < 1 || o.pods < o.blocks || o.rounds < 1 || o.arrivals < 1 || o.idle <= 0 {
-		return errors.New("want at least 1 rename, 100 Status calls, 1 round, 1 arrival, some idle time and one pod in each of at least 1 block")
+	if o.renames < 1 || o.status < 100 || o.blocks < 1 || o.pods < o.blocks || o.rounds < 1 || o.crowd < 1 || o.crowd > 200 || o.arrivals < 1 || o.idle <= 0 {
+		return errors.New("want at least 1 rename, 100 Status calls, 1 round, 1 to 200 pods at once, 1 arrival, some idle time and one pod in each of at least 1 block")
 	}
 	if err := harness.Preflight("make bench", harness.Stock, harness.Patched); err != nil {
 		return err
@@ -72,7 +74,7 @@ func run(ctx context.Context, o options) (err error) {
 	parts := []struct {
 		name string
 		run  func(context.Context, options) error
-	}{{"rename", renames}, {"status", statuses}, {"pods", sandboxes}, {"wait", waits}, {"idle", idle}, {"arrival", arrivals}}
+	}{{"rename", renames}, {"status", statuses}, {"pods", sandboxes}, {"crowd", crowds}, {"wait", waits}, {"idle", idle}, {"arrival", arrivals}}
 	ran := false
 	for _, p := range parts {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), p.name) {
@@ -84,7 +86,7 @@ func run(ctx context.Context, o options) (err error) {
 		}
 	}
 	if !ran {
-		return fmt.Errorf("nothing to do for -only %q: want rename, status, pods, wait, idle or arrival", o.only)
+		return fmt.Errorf("nothing to do for -only %q: want rename, status, pods, crowd, wait, idle or arrival", o.only)
 	}
 	return nil
 }

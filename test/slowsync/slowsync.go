@@ -35,6 +35,7 @@ type Server struct {
 	hold    chan struct{} // closed to let go of what is held
 	only    string
 	waiting int
+	counts  map[string]int64 // by path
 }
 
 // Listen serves programs that are started with Wrap of the same path. Its
@@ -44,7 +45,7 @@ func Listen(socket string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{listener: l}
+	s := &Server{listener: l, counts: map[string]int64{}}
 	s.ctx, s.closing = context.WithCancel(context.Background())
 	go func() {
 		for {
@@ -105,6 +106,18 @@ func (s *Server) Hold() (release func()) {
 
 // Count is how many fdatasyncs have begun.
 func (s *Server) Count() int64 { return s.count.Load() }
+
+// CountOf is how many have begun of files whose path ends like that.
+func (s *Server) CountOf(suffix string) (n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path, count := range s.counts {
+		if strings.HasSuffix(path, suffix) {
+			n += count
+		}
+	}
+	return n
+}
 
 // Waiting is how many are being delayed or held.
 func (s *Server) Waiting() int {
@@ -187,13 +200,12 @@ func (s *Server) serve(fd int) {
 
 // begin tells what is to be done with a call.
 func (s *Server) begin(n *notification) (time.Duration, chan struct{}) {
+	path, err := os.Readlink(filepath.Join("/proc", fmt.Sprint(n.pid), "fd", fmt.Sprint(int32(n.args[0]))))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.only != "" {
-		path, err := os.Readlink(filepath.Join("/proc", fmt.Sprint(n.pid), "fd", fmt.Sprint(int32(n.args[0]))))
-		if err != nil || !strings.HasSuffix(path, s.only) {
-			return 0, nil
-		}
+	s.counts[path]++
+	if s.only != "" && (err != nil || !strings.HasSuffix(path, s.only)) {
+		return 0, nil
 	}
 	if s.delay > 0 || s.hold != nil {
 		s.waiting++
