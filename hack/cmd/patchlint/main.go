@@ -24,9 +24,9 @@ import (
 
 const (
 	maxPatches = 7
-	// lineBudget is what the patches of a line should stay below in code that is carried: added
-	// and removed lines outside of tests, and without files that are removed whole.
-	lineBudget = 300
+	// lineBudget is how much code the patches of a line may carry: added and removed lines outside of
+	// tests, and without files that are removed whole.
+	lineBudget = 400
 )
 
 func main() {
@@ -81,7 +81,10 @@ func lintFolder(dir string) (string, error) {
 		total += carried
 		fmt.Fprintf(&report, "%-64s %4d lines carried, %4d with tests and removed files\n", name, carried, all)
 	}
-	fmt.Fprintf(&report, "%s: %d of at most %d patches, %d carried lines of about %d\n", line, len(names), maxPatches, total, lineBudget)
+	fmt.Fprintf(&report, "%s: %d of at most %d patches, %d of at most %d carried lines\n", line, len(names), maxPatches, total, lineBudget)
+	if total > lineBudget {
+		errs = append(errs, fmt.Errorf("series: %d carried lines, at most %d are allowed: move logic into the module", total, lineBudget))
+	}
 	return report.String(), errors.Join(errs...)
 }
 

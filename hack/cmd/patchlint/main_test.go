@@ -83,7 +83,7 @@ func TestGoodFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "v2.4: 2 of at most 7 patches, 6 carried lines of about 300\n"; !strings.HasSuffix(report, want) {
+	if want := "v2.4: 2 of at most 7 patches, 6 of at most 400 carried lines\n"; !strings.HasSuffix(report, want) {
 		t.Errorf("report %q does not end with %q", report, want)
 	}
 }
@@ -101,7 +101,7 @@ func TestCarriedLinesLeaveOutTestsAndRemovedFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(report, ", 3 carried lines of") {
+	if !strings.Contains(report, ", 3 of at most") {
 		t.Errorf("report %q counts the test's lines as carried", report)
 	}
 }
@@ -135,6 +135,8 @@ func TestBadFolders(t *testing.T) {
 		"bad name":               {set("series", "0001-a.patch\n0003-c.patch\n4-d.patch\n"), "is not named NNNN-subject.patch"},
 		"too many": {set("series", "0001-a.patch\n0002-a.patch\n0003-c.patch\n0004-a.patch\n0005-a.patch\n0006-a.patch\n0007-a.patch\n0008-a.patch\n"),
 			"8 patches, at most 7"},
+		"too many lines": {edit("@@ -1,3 +1,2 @@\n package cri\n-one\n-two\n+three\n", "@@ -1,1 +1,399 @@\n package cri\n"+strings.Repeat("+line\n", 398)),
+			"401 carried lines, at most 400"},
 		"no body": {edit("A node says Ready and every pod fails.\n\nThe risk is small.\n\n", ""), "has no text"},
 		"real commit id": {edit("From 0000000000000000000000000000000000000000", "From 1111111111111111111111111111111111111111"),
 			"zero commit line"},
