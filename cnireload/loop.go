@@ -691,11 +691,18 @@ func (n *Network) logger(ctx context.Context) *log.Entry {
 func (l *loop) report(ctx context.Context, s *Snapshot) {
 	logger := l.n.logger(ctx)
 	skipped := make(map[string]string, len(s.Skipped))
+	fresh := 0
 	for _, f := range s.Skipped {
 		skipped[f.File] = f.Reason
-		if l.logged.skipped[f.File] != f.Reason {
+		if l.logged.skipped[f.File] == f.Reason {
+			continue
+		}
+		if fresh++; fresh <= maxSkippedLines {
 			logger.Infof("cni: file not in use: %s %s", f.File, oneline.Of(f.Reason))
 		}
+	}
+	if more := fresh - maxSkippedLines; more > 0 {
+		logger.Infof("cni: %d more files of %s are not in use", more, s.ConfDir)
 	}
 	if s.Watch != l.logged.watch {
 		if s.Watch.Mode == WatchInotify {
@@ -759,6 +766,9 @@ func (l *loop) reportStale(ctx context.Context, s *Snapshot, now time.Time) {
 
 // spareFor is for how many polls files that cannot come into use are spared.
 const spareFor = 12
+
+// maxSkippedLines is how many files that are not in use are logged at a time.
+const maxSkippedLines = 64
 
 // staleSilence is how long a file in use may be bad before that is logged.
 const staleSilence = time.Second

@@ -172,7 +172,7 @@ func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 		return r.postpone(cidrs)
 	case err != nil && foreign != "":
 		r.state, r.err = "not rendered again: "+foreign+" has precedence", err
-		return nil
+		return r.postpone(cidrs)
 	case current != nil && err == nil && current.sum == next.SHA256[0]:
 		// Also how a file that containerd without us rendered becomes ours.
 		return r.remember(next)

@@ -107,7 +107,8 @@ func (n *node) runs(name string, within time.Duration) time.Duration {
 // https://github.com/containerd/go-cni/pull/123
 func TestL2(t *testing.T) {
 	sides(t, "talos#9984, go-cni#123", func(t *testing.T, side harness.Side) string {
-		n := prepare(t, harness.Options{Side: side, NoImage: true})
+		n := prepare(t, harness.Options{Side: side, NoImage: true,
+			Timeouts: bounds(side, map[string]string{"io.containerd.timeout.cri.cni.status": "3s"})})
 		n.answers("fakenet", "STATUS", fake.Behavior{Mode: fake.Hang})
 		path := n.conf("10-c11.conflist")
 		n.write(path, c11("c11"))

@@ -174,7 +174,7 @@ func TestI2(t *testing.T) {
 					n.stays(true, quiet/5)
 					n.agree()
 				} else {
-					n.notReady(soon, s.cause)
+					n.notReady(graced, s.cause)
 				}
 			}
 			seen = append(seen, fmt.Sprintf("condition, lastCNILoadStatus and report agree in %d states", len(steps)+4))

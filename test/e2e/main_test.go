@@ -47,6 +47,8 @@ var (
 	// soon is for what happens without anything to wait for, and is what case
 	// S14 allows. CNIRELOAD_SLOW is for machines that are busy with other things.
 	soon = harness.Slow(5 * time.Second)
+	// graced is for a plugin in use that goes: it is given 15 s to come back.
+	graced = harness.Slow(20 * time.Second)
 	// atOnce is for a change that an event announces: well below the slow poll
 	// that would find it as well. How soon it really is, TestArrival measures.
 	atOnce = harness.Slow(2 * time.Second)

@@ -59,7 +59,7 @@ func TestR1(t *testing.T) {
 		// It goes for good.
 		gone := time.Now()
 		assert.NilError(t, os.Remove(portmap))
-		n.notReady(10*time.Second, `"portmap"`, n.BinDirs[0])
+		n.notReady(graced, `"portmap"`, n.BinDirs[0])
 		lasted := time.Since(gone)
 		// The pods that run need it once more to be removed.
 		assert.NilError(t, n.InstallFake("portmap"))

@@ -72,7 +72,7 @@ func TestRealPlugins(t *testing.T) {
 	}
 	not := func(causes ...string) string {
 		t.Helper()
-		message := n.cause(n.notReady(soon, causes...))
+		message := n.cause(n.notReady(graced, causes...))
 		_, message, _ = strings.Cut(message, "10-real.conflist: ")
 		if i := strings.Index(message, ", since "); i > 0 {
 			message = message[:i] + ", since …"

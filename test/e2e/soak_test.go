@@ -151,6 +151,9 @@ type model struct {
 	noBinary bool
 	template content
 	owned    bool // the rendered file is the daemon's
+	// wanted is set while CIDRs were told and are not rendered, and recorded if
+	// the daemon knows that after a restart.
+	wanted, recorded bool
 }
 
 const soakRendered = "10-containerd-net"
@@ -180,6 +183,22 @@ func (m *model) settle(files map[string]content) {
 	}
 	m.forget()
 }
+
+// settled finds what is in use once CIDRs that wait are rendered, which is when no
+// other list has precedence.
+func (m *model) settled() {
+	m.settle(m.files)
+	if m.wanted && m.template.good && !m.foreign() {
+		m.files[soakRendered], m.owned = m.template, true
+		m.settle(m.files)
+	}
+	if _, there := m.files[soakRendered]; there && m.owned && m.template.good {
+		m.wanted, m.recorded = false, false
+	}
+}
+
+// foreign tells whether a list is in use that is not the daemon's.
+func (m *model) foreign() bool { return m.used != "" && !(m.used == soakRendered && m.owned) }
 
 func (m *model) forget() { m.used, m.marks, m.drop, m.stale = "", nil, false, false }
 
@@ -367,7 +386,7 @@ func (s *soaker) do(ctx context.Context, o op) error {
 		m.owned = false
 		return s.without(ctx, func() error { return os.RemoveAll(s.ConfDir) }, func() error { return os.Mkdir(s.ConfDir, 0o755) })
 	case "dir covered":
-		if o.way%4 != 0 {
+		if o.way%4 != 0 || m.wanted {
 			return nil // only the poll finds it: it would take most of the time
 		}
 		return s.without(ctx, func() error { return s.InNamespace("mount", "-t", "tmpfs", "none", s.ConfDir) },
@@ -392,9 +411,12 @@ func (m *model) follow() {
 func (s *soaker) render(ctx context.Context, o op) error {
 	m := &s.model
 	err := s.SetCIDR(ctx, fmt.Sprintf("10.%d.0.0/16", o.mark%200))
+	if m.wanted = true; m.foreign() {
+		m.recorded = true
+	}
 	if !m.template.good {
-		if err == nil {
-			return errors.New("a broken template was rendered")
+		if (err == nil) != m.foreign() {
+			return fmt.Errorf("a broken template, with another list %t: %w", m.foreign(), err)
 		}
 		return nil
 	}
@@ -435,13 +457,14 @@ func (s *soaker) again(kill bool) error {
 		return err
 	}
 	s.forget()
+	s.wanted = s.recorded
 	return s.Start(s.t.Context())
 }
 
 // converge waits until the daemon agrees with the model.
 func (s *soaker) converge(ctx context.Context) error {
 	begin := time.Now()
-	err := harness.Poll(ctx, 2*soon, func() error {
+	err := harness.Poll(ctx, graced+soon, func() error {
 		c, info, err := s.Info(ctx)
 		if err != nil {
 			return err
@@ -529,7 +552,7 @@ func soak(t *testing.T, ops []op, during time.Duration) (ran []op, err error) {
 		}
 		ran = append(ran, o)
 		if err = s.do(ctx, o); err == nil {
-			s.settle(s.files)
+			s.settled()
 			err = s.converge(ctx)
 		}
 		if err == nil && o.way%10 == 0 {
@@ -575,7 +598,9 @@ func (s *soaker) bare(ctx context.Context) error {
 		s.owned, s.noBinary = false, false
 		return s.InstallFake("portmap")
 	}
-	if err := empty(); err != nil {
+	// CIDRs that wait are rendered no more.
+	s.template = content{}
+	if err := errors.Join(s.rename(s.Template, "{{"), empty()); err != nil {
 		return err
 	}
 	// A pod whose DEL failed for want of a list or a plugin is still there.

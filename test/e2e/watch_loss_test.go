@@ -284,12 +284,12 @@ func TestWatchLoss(t *testing.T) {
 	}
 	t.Run("missing at start", func(t *testing.T) {
 		n := n.in(t)
-		n.notReady(soon, "conf dir "+n.ConfDir+" does not exist")
-		n.watched(noDir, soon)
+		// It is made, as by stock: a plain copy into it works.
+		n.notReady(soon, "no network config found in "+n.ConfDir)
+		n.watched(byInotify, soon)
 		n.idle(look)
-		n.stillMissing(filepath.Join(n.Base, "etc"), 0)
-		again(n, "first")
-		n.inUse("first", polled)
+		n.write(n.conf("10-first.conflist"), c10("first"))
+		n.inUse("first", atOnce)
 		n.watched(byInotify, polled)
 	})
 	for i, l := range losses() {
