@@ -454,7 +454,7 @@ func TestRecordOfADD(t *testing.T) {
 
 // One that hangs must not keep what the others have allocated.
 func TestHungDELKeepsNoOtherFromBeingRun(t *testing.T) {
-	setBound(t, "DEL", 600*time.Millisecond)
+	setBound(t, "DEL", 3*time.Second)
 	d, n := attachedNode(t, "pod-1")
 	for _, typ := range []string{"b", "c"} {
 		d.answer(typ, "DEL", reply{sh: "exec sleep 300"})

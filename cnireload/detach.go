@@ -564,6 +564,7 @@ func cachedList(c *libcni.NetworkAttachment) (*libcni.NetworkConfigList, error) 
 	if cerr != nil || conf.Network.Name == "" {
 		return nil, fmt.Errorf("cannot be used: %w", err)
 	}
+	//lint:ignore SA1019 as where files are parsed
 	return libcni.ConfListFromConf(conf)
 }
 
