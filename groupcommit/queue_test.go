@@ -484,41 +484,90 @@ func TestUnlockOfUnlocked(t *testing.T) {
 	New(open(t)).Unlock()
 }
 
-// What a caller waits in the end is its own write, not those of all others: a
-// leader hands over.
+// A caller returns when its own write is on disk: the next transaction is made
+// by somebody who is part of it.
 func TestLeaderHandsOver(t *testing.T) {
 	db := open(t)
 	q := New(db)
-	stop := make(chan struct{})
-	var others sync.WaitGroup
-	for range 8 {
-		others.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					if err := q.Update(context.Background(), put("x")); err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			}
-		})
-	}
-	for range 50 {
-		before, _ := db.counts()
-		if err := q.Update(t.Context(), put("y")); err != nil {
+	began, returned := make(chan struct{}), make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		defer close(returned)
+		if err := q.Update(t.Context(), func(*bolt.Tx) error {
+			close(began)
+			await(t, q, 1)
+			return nil
+		}); err != nil {
 			t.Error(err)
 		}
-		after, _ := db.counts()
-		// The one that runs, its own, and those begun before this goroutine went on.
-		if after-before > 20 {
-			t.Errorf("a write took %d transactions", after-before)
+	})
+	<-began
+	if err := q.Update(t.Context(), func(*bolt.Tx) error {
+		select {
+		case <-returned:
+			return nil
+		case <-time.After(30 * time.Second):
+			return errors.New("the caller before still waits")
 		}
+	}); err != nil {
+		t.Error(err)
 	}
-	close(stop)
-	others.Wait()
+	group.Wait()
+}
+
+// Who was part of a transaction that was rolled back can leave again.
+func TestLeavesAfterRollback(t *testing.T) {
+	db := open(t)
+	q := New(db)
+	ctx, leave := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	r := newRow(t, q)
+	runs := 0
+	r.add(t.Context(), func(tx *bolt.Tx) error {
+		if runs++; runs > 1 {
+			leave()
+			select {
+			case <-gone:
+			case <-time.After(30 * time.Second):
+				return errors.New("a caller whose context has ended still waits")
+			}
+		}
+		return appendTo(tx, "stays")
+	})
+	var left error
+	go func() {
+		defer close(gone)
+		left = q.Update(ctx, put("left"))
+	}()
+	r.n++
+	await(t, q, r.n)
+	r.add(t.Context(), func(*bolt.Tx) error { return errOwn })
+	errs := r.run()
+	<-gone
+	if errs[0] != nil || !errors.Is(left, context.Canceled) || !errors.Is(errs[1], errOwn) {
+		t.Error(errs, left)
+	}
+	want(t, "log", stored(t, db), []string{"stays"})
+}
+
+// over is a context that has ended and tells nobody, as one that ends between
+// the moment when its owner is called and that when its function begins.
+type over struct{ context.Context }
+
+func (over) Done() <-chan struct{} { return nil }
+func (over) Err() error            { return context.Canceled }
+
+func TestContextEndsBeforeFunctionBegins(t *testing.T) {
+	db := open(t)
+	q := New(db)
+	r := newRow(t, q)
+	r.add(t.Context(), put("stays"))
+	r.add(over{t.Context()}, put("left"))
+	errs := r.run()
+	if errs[0] != nil || !errors.Is(errs[1], context.Canceled) {
+		t.Error(errs)
+	}
+	want(t, "log", stored(t, db), []string{"stays"})
 }
 
 // BenchmarkIdle compares a write beside no other with one of bolt's own, on a
