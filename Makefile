@@ -31,7 +31,7 @@ test-unit: ## the library's and hack's own tests, in seconds
 test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
 	@hack/test.sh e2e $(LINE)
 
-test-race: ## the cases and a short soak on a patched daemon built with the race detector; CASE=S3 for one
+test-race: ## the cases and short soaks on a patched daemon built with the race detector; CASE=S3 for one
 	@hack/test.sh race $(LINE)
 
 test-upstream: ## upstream's own tests on stock and patched, compared
@@ -58,7 +58,7 @@ test-node: ## scenarios with a real kubelet on stock and patched; CASE=BootWindo
 timeline: ## boot a node on both sides and draw it into docs/images
 	@hack/test.sh timeline $(LINE)
 
-soak: ## ten minutes of random changes against a model; SEED=N repeats a run
+soak: ## ten minutes of random changes against a model, and ten of random scripts beside stock; SEED=N repeats a run
 	@hack/test.sh soak $(LINE)
 
 critest: ## the CRI validation suite on stock and patched, compared; FOCUS=REGEXP for some specs

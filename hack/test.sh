@@ -28,7 +28,7 @@ run)
 	;;
 e2e) exec go test -count=1 -v -timeout=60m ./e2e/... -run "${CASE:+^Test${CASE}(\$|[^0-9])}" ;;
 race)
-	# Every case, and a minute of random changes, against a patched daemon that reports races: a report
+	# Every case, and a minute of each soak, against a patched daemon that reports races: a report
 	# fails the case. It is some times slower; so are the waits.
 	CNIRELOAD_PATCHED_BIN=$("$root/hack/build.sh" --race "$line")
 	export CNIRELOAD_PATCHED_BIN CNIRELOAD_SLOW=4 CNIRELOAD_SOAK=${CNIRELOAD_SOAK:-60s} CNIRELOAD_SEED=${SEED-}
@@ -39,7 +39,7 @@ cases)
 	go build -o "$out/hack/cases" ./cmd/cases
 	exec "$out/hack/cases"
 	;;
-soak) CNIRELOAD_SOAK=10m CNIRELOAD_SEED=${SEED-} exec go test -count=1 -v -timeout=30m ./e2e/... -run '^TestSoak$' ;;
+soak) CNIRELOAD_SOAK=10m CNIRELOAD_SEED=${SEED-} exec go test -count=1 -v -timeout=45m ./e2e/... -run '^Test(Differential)?Soak$' ;;
 bench)
 	go build -o "$out/hack/bench" ./bench
 	exec "$out/hack/bench"

@@ -35,18 +35,7 @@ func TestSoak(t *testing.T) {
 	if err := harness.Preflight("make soak", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
-	during := time.Minute
-	if v := os.Getenv("CNIRELOAD_SOAK"); v != "" {
-		var err error
-		during, err = time.ParseDuration(v)
-		assert.NilError(t, err)
-	}
-	seed := uint64(time.Now().UnixNano())
-	if v := os.Getenv("CNIRELOAD_SEED"); v != "" {
-		var err error
-		seed, err = strconv.ParseUint(v, 10, 64)
-		assert.NilError(t, err)
-	}
+	during, seed := soakOptions(t)
 	t.Logf("seed %d: CNIRELOAD_SEED=%d repeats the run", seed, seed)
 	ops := generate(seed, 50000)
 	ran, err := soak(t, ops, during)
@@ -65,9 +54,24 @@ func TestSoak(t *testing.T) {
 	t.Errorf("the shortest run found to fail:\n%s", strings.Join(text, "\n"))
 }
 
+// soakOptions is how long a soak goes on, and its seed.
+func soakOptions(t *testing.T) (during time.Duration, seed uint64) {
+	during, seed = time.Minute, uint64(time.Now().UnixNano())
+	var err error
+	if v := os.Getenv("CNIRELOAD_SOAK"); v != "" {
+		during, err = time.ParseDuration(v)
+		assert.NilError(t, err)
+	}
+	if v := os.Getenv("CNIRELOAD_SEED"); v != "" {
+		seed, err = strconv.ParseUint(v, 10, 64)
+		assert.NilError(t, err)
+	}
+	return during, seed
+}
+
 // shortest leaves out as much as it can of a run whose last operation fails:
 // halves first, then smaller and smaller parts, until it takes too long.
-func shortest(t *testing.T, ops []op, run func([]op) error) []op {
+func shortest[T any](t *testing.T, ops []T, run func([]T) error) []T {
 	until := time.Now().Add(3 * time.Minute)
 	for size := (len(ops) + 1) / 2; size > 0; size /= 2 {
 		for at := 0; at+size < len(ops); {

@@ -82,6 +82,31 @@ type State struct {
 	// Versions is what VERSION says is supported, and all that is accepted;
 	// empty means all.
 	Versions []string `json:"versions,omitempty"`
+	// Needs is what ADD and DEL cannot do without.
+	Needs []Need `json:"needs,omitempty"`
+	// Runs are the keys of the configuration that name other plugins for this one
+	// to run at ADD and DEL: "ipam", "delegate", "delegates". Whoever is run gives
+	// out the address.
+	Runs []string `json:"runs,omitempty"`
+	// BinDir is where those are looked for before CNI_PATH, unless the
+	// configuration has a binDir.
+	BinDir string `json:"binDir,omitempty"`
+}
+
+// Need is what a plugin's agent provides.
+type Need struct {
+	// Target is a file that must exist, or with Socket a unix socket on which
+	// somebody must accept connections. Key is the key of the configuration, with
+	// dots, that names another one.
+	Target string `json:"target,omitempty"`
+	Key    string `json:"key,omitempty"`
+	Socket bool   `json:"socket,omitempty"`
+	// Verb limits the need to ADD or DEL.
+	Verb string `json:"verb,omitempty"`
+	// Advice ends the error.
+	Advice string `json:"advice,omitempty"`
+	// Quiet has the call succeed without doing anything in place of failing.
+	Quiet bool `json:"quiet,omitempty"`
 }
 
 // Rule is how one verb is answered for some pods.

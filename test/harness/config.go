@@ -58,6 +58,10 @@ type Options struct {
 	// Mounts are argument lists of mount(8), run in the daemon's namespace
 	// before it starts.
 	Mounts [][]string
+	// Private gives the daemon folders of its own in the place of /run, /var/lib and
+	// /opt, for lists whose paths are compiled into their plugins. Inside is where
+	// they are.
+	Private bool
 	// PrivateNet gives the daemon a network of its own, for plugins that
 	// change the one they run in.
 	PrivateNet bool

@@ -97,6 +97,11 @@ func New(o Options) (*Daemon, error) {
 			return nil, err
 		}
 	}
+	if d.Private {
+		if err := d.layOut(); err != nil {
+			return nil, err
+		}
+	}
 	// The owner's number lets a later run tell a leftover from a test that
 	// is still going on.
 	owner := strconv.Itoa(os.Getpid()) + " " + startTime(os.Getpid())
@@ -184,7 +189,8 @@ func (d *Daemon) Start(ctx context.Context) error {
 
 	// Where the folder does not exist, its parent is covered too: a mount point
 	// made on the machine would stay behind.
-	script := "[ -d " + cniCache + " ] || { mount -t tmpfs none " + filepath.Dir(cniCache) + " && mkdir " + cniCache + "; }\n"
+	script := d.mountPrivate()
+	script += "[ -d " + cniCache + " ] || { mount -t tmpfs none " + filepath.Dir(cniCache) + " && mkdir " + cniCache + "; }\n"
 	script += "mount --bind " + shellQuote(d.AttachmentCache()) + " " + cniCache + "\n"
 	for _, m := range d.Mounts {
 		script += "mount"

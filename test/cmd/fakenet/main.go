@@ -5,7 +5,7 @@
 // and misbehaves on request. Linked under other names it stands in for them:
 // as a chained plugin it hands the previous result on, as loopback it answers
 // for lo, as calico it needs its agent's nodename file and runs the IPAM it is
-// told to. It makes no interface: the runtime only looks at the result.
+// told to, and so does any other that the test describes so. It makes no interface: the runtime only looks at the result.
 package main
 
 import (
@@ -41,10 +41,6 @@ type config struct {
 	Type       string          `json:"type"`
 	Subnet     string          `json:"subnet"`
 	PrevResult json.RawMessage `json:"prevResult"`
-	IPAM       struct {
-		Type string `json:"type"`
-	} `json:"ipam"`
-	NodenameFile string `json:"nodename_file"`
 }
 
 type plugin struct {
@@ -138,8 +134,14 @@ func (p *plugin) run() error {
 		// As the library that most plugins are made with says it.
 		p.fail(1, fmt.Sprintf("incompatible CNI versions: config is %q, plugin supports %q", p.conf.CNIVersion, state.Versions))
 	}
-	if p.name == "calico" && (p.call.Command == "ADD" || p.call.Command == "DEL") {
-		return p.calico()
+	if p.name == "calico" && len(state.Needs) == 0 {
+		state.Needs, state.Runs = calicoNeeds, []string{"ipam"}
+	}
+	if p.call.Command == "ADD" || p.call.Command == "DEL" {
+		p.need(state.Needs)
+		if ran, err := p.runOthers(state); ran || err != nil {
+			return err
+		}
 	}
 
 	switch p.call.Command {
@@ -269,37 +271,6 @@ func (p *plugin) add() error {
 		"ips":        []any{map[string]any{"address": address, "interface": 0}},
 		"dns":        map[string]any{},
 	})
-}
-
-// calico does what Calico's plugin does first: nothing without the file that
-// its agent writes, at ADD and at DEL. Addresses are its IPAM's affair.
-func (p *plugin) calico() error {
-	if _, err := os.Stat(p.conf.NodenameFile); err != nil {
-		p.fail(999, fmt.Sprintf("%v: check that the calico/node container is running and has mounted /var/lib/calico/", err))
-	}
-	ipam := exec.Command(filepath.Join(filepath.Dir(os.Args[0]), p.conf.IPAM.Type))
-	ipam.Stdin = strings.NewReader(p.call.Stdin)
-	out, err := ipam.Output()
-	if err != nil {
-		_, _ = os.Stdout.Write(out) // its own error
-		os.Exit(1)
-	}
-	if p.call.Command == "DEL" {
-		return nil
-	}
-	var result map[string]any
-	if err := json.Unmarshal(out, &result); err != nil {
-		return err
-	}
-	result["interfaces"] = []any{map[string]any{"name": p.call.IfName, "sandbox": p.call.NetNS}}
-	if ips, ok := result["ips"].([]any); ok {
-		for _, ip := range ips {
-			if m, ok := ip.(map[string]any); ok {
-				m["interface"] = 0
-			}
-		}
-	}
-	return p.print(result)
 }
 
 // record logs the call and counts it: it returns how many calls with this verb
