@@ -4,196 +4,201 @@
 package e2e
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"testing"
+
+	"gotest.tools/v3/assert"
 
 	"github.com/cnireload/cnireload/test/fake"
+	"github.com/cnireload/cnireload/test/vendors"
 )
 
-// shipped is a network in the shape in which its project ships it, with what its
-// plugins and its agent do. It is for a node on which the fake plugins have the
-// real ones' names.
+// shipped is a network of test/vendors on a node whose fake plugins have the real
+// ones' names, and need and run what the real ones do.
 type shipped struct {
-	name    string
-	version string // the cniVersion that the project ships
-	// plugins are the entries of its list, in JSON. A socket that a key names is
-	// written as SOCKET, and moves.
-	plugins []string
-	// needs is what the project's own plugins cannot do without, by plugin.
-	needs map[string][]fake.Need
-	// provides is what the agent makes while it is up.
-	provides []provided
-	// executables are what the project installs; its list names others, too.
-	executables []string
+	vendors.Vendor
+	text string
+	// types are the executables of the list that the project installs.
+	types []string
+	// states are how they behave.
+	states map[string]fake.State
 }
 
-// provided is a file with its content, or a socket.
-type provided struct {
-	path    string // as plugins see it
-	content string
-	socket  bool
-}
-
-const (
-	socketHere  = "/run/agent/a.sock"
-	socketMoved = "/run/agent/b.sock"
-)
-
-// pluginKinds is what plugins of no network in particular run, wherever they are used.
-var pluginKinds = map[string]fake.State{
-	"bridge":      {Runs: []string{"ipam"}},
-	"ptp":         {Runs: []string{"ipam"}},
-	"flannel":     {Runs: []string{"delegate"}},
-	"multus":      {Runs: []string{"delegates"}, BinDir: "/opt/cni/bin"},
-	"multus-shim": {},
-	"calico":      {Runs: []string{"ipam"}},
-}
-
-func socket(key string) []fake.Need { return []fake.Need{{Key: key, Socket: true}} }
-
-// both needs are those of ADD and DEL.
-func compiledIn(path string) []fake.Need { return []fake.Need{{Target: path, Socket: true}} }
-
-// shippedNetworks are those that the differential soak picks from.
-var shippedNetworks = []shipped{
-	{
-		name: "cbr0", version: "0.3.1",
-		plugins:     []string{`{"type":"bridge","bridge":"cni0","isGateway":true,"ipam":{"type":"host-local","ranges":[[{"subnet":"10.88.0.0/16"}]]}}`, `{"type":"portmap","capabilities":{"portMappings":true}}`, `{"type":"firewall"}`},
-		executables: []string{"bridge", "host-local", "portmap", "firewall"},
-	},
-	{
-		// antrea-io/antrea, build/charts/antrea/conf/antrea-cni.conflist and
-		// build/images/scripts/install_cni.
-		name: "antrea", version: "0.3.0",
-		plugins:     []string{`{"type":"antrea","ipam":{"type":"host-local"}}`, `{"type":"portmap","capabilities":{"portMappings":true}}`, `{"type":"bandwidth","capabilities":{"bandwidth":true}}`},
-		needs:       map[string][]fake.Need{"antrea": compiledIn("/var/run/antrea/cni.sock")},
-		provides:    []provided{{path: "/var/run/antrea/cni.sock", socket: true}},
-		executables: []string{"antrea", "portmap", "bandwidth"},
-	},
-	{
-		// Azure/azure-container-networking, cni/azure-linux-swift-overlay.conflist.
-		name: "azure", version: "0.3.0",
-		plugins:     []string{`{"type":"azure-vnet","mode":"transparent","ipsToRouteViaHost":["169.254.20.10"],"ipam":{"type":"azure-cns","mode":"overlay"}}`, `{"type":"portmap","capabilities":{"portMappings":true},"snat":true}`},
-		executables: []string{"azure-vnet", "portmap"},
-	},
-	{
-		// noironetworks/aci-containers, docker/launch-hostagent.sh.
-		name: "k8s-pod-network", version: "0.3.1",
-		plugins:     []string{`{"type":"opflex-agent-cni","wait-for-network":true,"wait-for-network-duration":210,"ipam":{"type":"opflex-agent-cni-ipam"}}`},
-		needs:       map[string][]fake.Need{"opflex-agent-cni": {{Key: "ep-rpc-sock", Target: "/var/run/aci-containers-ep-rpc.sock", Socket: true}}},
-		provides:    []provided{{path: "/var/run/aci-containers-ep-rpc.sock", socket: true}},
-		executables: []string{"opflex-agent-cni"},
-	},
-	{
-		// projectcalico/calico, manifests/calico.yaml.
-		name: "calico", version: "0.3.1",
-		plugins:     []string{`{"type":"calico","log_level":"info","datastore_type":"kubernetes","mtu":0,"ipam":{"type":"calico-ipam"},"policy":{"type":"k8s"},"kubernetes":{"kubeconfig":"/run/calico/kubeconfig"}}`, `{"type":"portmap","snat":true,"capabilities":{"portMappings":true}}`, `{"type":"bandwidth","capabilities":{"bandwidth":true}}`},
-		needs:       map[string][]fake.Need{"calico": {{Key: "nodename_file", Target: "/var/lib/calico/nodename"}, {Key: "kubernetes.kubeconfig"}}},
-		provides:    []provided{{path: "/var/lib/calico/nodename", content: "here"}, {path: "/run/calico/kubeconfig", content: "{}"}},
-		executables: []string{"calico", "calico-ipam", "portmap", "bandwidth"},
-	},
-	{
-		// flannel-io/flannel, Documentation/kube-flannel.yml.
-		name: "cbr0", version: "0.3.1",
-		plugins:     []string{`{"type":"flannel","delegate":{"type":"bridge","hairpinMode":true,"isDefaultGateway":true,"ipam":{"type":"host-local","subnet":"10.244.1.0/24"}}}`, `{"type":"portmap","capabilities":{"portMappings":true}}`},
-		needs:       map[string][]fake.Need{"flannel": {{Key: "subnetFile", Target: "/run/flannel/subnet.env", Verb: "ADD"}}},
-		provides:    []provided{{path: "/run/flannel/subnet.env", content: "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"}},
-		executables: []string{"flannel", "bridge", "host-local", "portmap"},
-	},
-	{
-		// k8snetworkplumbingwg/multus-cni, docs/configuration.md.
-		name: "multus-cni-network", version: "0.3.1",
-		plugins:     []string{`{"type":"multus","binDir":"/opt/cni/bin","delegates":[{"cniVersion":"0.3.1","name":"default","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.9.0.0/24"}},{"type":"portmap","capabilities":{"portMappings":true}}]}]}`},
-		executables: []string{"multus", "bridge", "host-local", "portmap"},
-	},
-	{
-		// k8snetworkplumbingwg/multus-cni, deployments/multus-daemonset-thick.yml: its
-		// DEL succeeds whether or not the daemon is there.
-		name: "multus-thick", version: "0.3.1",
-		plugins:     []string{`{"type":"multus-shim","logLevel":"verbose","daemonSocketDir":"/run/multus"}`},
-		needs:       map[string][]fake.Need{"multus-shim": {{Target: "/run/multus/multus.sock", Socket: true, Verb: "ADD"}, {Target: "/run/multus/multus.sock", Socket: true, Verb: "DEL", Quiet: true}}},
-		provides:    []provided{{path: "/run/multus/multus.sock", socket: true}},
-		executables: []string{"multus-shim"},
-	},
-	{
-		// kubeovn/kube-ovn, dist/images/01-kube-ovn.conflist.
-		name: "kube-ovn", version: "0.3.1",
-		plugins:     []string{`{"type":"kube-ovn","server_socket":"SOCKET"}`, `{"type":"portmap","capabilities":{"portMappings":true}}`},
-		needs:       map[string][]fake.Need{"kube-ovn": socket("server_socket")},
-		provides:    []provided{{path: "SOCKET", socket: true}},
-		executables: []string{"kube-ovn", "portmap"},
-	},
-	{
-		// istio/istio, cni/pkg/install: an entry at the end of another network's list.
-		name: "kindnet", version: "0.3.1",
-		plugins:     []string{`{"type":"ptp","ipMasq":false,"ipam":{"type":"host-local","dataDir":"/run/cni-ipam-state","routes":[{"dst":"0.0.0.0/0"}],"ranges":[[{"subnet":"10.244.0.0/24"}]]},"mtu":1500}`, `{"type":"portmap","capabilities":{"portMappings":true}}`, `{"type":"istio-cni","log_level":"info","kubernetes":{"kubeconfig":"/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"}}`},
-		executables: []string{"ptp", "host-local", "portmap", "istio-cni"},
-	},
-	{
-		// aws/amazon-vpc-cni-k8s, misc/10-aws.conflist.
-		name: "aws-cni", version: "0.4.0",
-		plugins:     []string{`{"name":"aws-cni","type":"aws-cni","vethPrefix":"eni","mtu":"9001","pluginLogFile":"/var/log/aws-routed-eni/plugin.log"}`, `{"name":"egress-cni","type":"egress-cni","enabled":"false","ipam":{"type":"host-local","ranges":[[{"subnet":"fd00::ac:00/118"}]],"routes":[{"dst":"::/0"}],"dataDir":"/run/cni/v4pd/egress-v6-ipam"}}`, `{"type":"portmap","capabilities":{"portMappings":true},"snat":true}`},
-		needs:       map[string][]fake.Need{"aws-cni": {{Target: "/var/run/aws-node/ipamd.sock", Socket: true, Verb: "ADD"}}},
-		provides:    []provided{{path: "/var/run/aws-node/ipamd.sock", socket: true}},
-		executables: []string{"aws-cni", "egress-cni", "host-local", "portmap"},
-	},
-	{
-		// cilium/cilium, plugins/cilium-cni, chained behind aws-cni.
-		name: "aws-cni-cilium", version: "1.0.0",
-		plugins:     []string{`{"name":"aws-cni","type":"aws-cni","vethPrefix":"eni"}`, `{"name":"cilium","type":"cilium-cni","chaining-mode":"aws-cni","enable-debug":false}`},
-		needs:       map[string][]fake.Need{"aws-cni": {{Target: "/var/run/aws-node/ipamd.sock", Socket: true, Verb: "ADD"}}, "cilium-cni": {{Target: "/var/run/cilium/cilium.sock", Socket: true, Verb: "ADD"}}},
-		provides:    []provided{{path: "/var/run/aws-node/ipamd.sock", socket: true}, {path: "/var/run/cilium/cilium.sock", socket: true}},
-		executables: []string{"aws-cni", "cilium-cni"},
-	},
-}
-
-// types are the plugins of the list's own entries.
-func (s shipped) types() []string {
-	var types []string
-	for _, p := range s.plugins {
-		var c struct{ Type string }
-		if err := json.Unmarshal([]byte(p), &c); err != nil {
-			panic(fmt.Sprintf("%s: %v: %s", s.name, err, p))
-		}
-		types = append(types, c.Type)
-	}
-	return types
-}
-
-// list writes the list with its first so many plugins, all when it is 0.
-func (s shipped) list(version string, first int, socket string) string {
-	plugins := s.plugins
-	if first > 0 && first < len(plugins) {
-		plugins = plugins[:first]
-	}
-	raw := make([]json.RawMessage, len(plugins))
-	for i, p := range plugins {
-		raw[i] = json.RawMessage(strings.ReplaceAll(p, "SOCKET", socket))
-	}
-	b, err := json.MarshalIndent(map[string]any{"cniVersion": cmp.Or(version, s.version), "name": s.name, "plugins": raw}, "", "  ")
+// shippedNetworks are all of them.
+var shippedNetworks = sync.OnceValue(func() []shipped {
+	all, err := vendors.All()
 	if err != nil {
 		panic(err)
 	}
-	return string(b) + "\n"
+	var networks []shipped
+	for _, v := range all {
+		b, err := v.Config()
+		if err != nil {
+			panic(err)
+		}
+		s := shipped{Vendor: v, text: elsewhere.Replace(string(b)), states: map[string]fake.State{}}
+		s.walk(s.conf())
+		slices.Sort(s.types)
+		s.types = slices.Compact(s.types)
+		for _, a := range v.Agent {
+			state := s.states[a.Plugin]
+			state.Needs = append(state.Needs, needsOf(a)...)
+			s.states[a.Plugin] = state
+		}
+		networks = append(networks, s)
+	}
+	return networks
+})
+
+// elsewhere moves folders that a private daemon shares with the machine.
+var elsewhere = strings.NewReplacer("/etc/cni/net.d", "/run/cni-net.d", "/var/snap", "/run/snap")
+
+// conf decodes the configuration.
+func (s shipped) conf() map[string]any {
+	var conf map[string]any
+	if err := json.Unmarshal([]byte(s.text), &conf); err != nil {
+		panic(fmt.Sprintf("%s: %v", s.File, err))
+	}
+	// What kube-router's agent writes into the list once it is up.
+	for _, a := range s.Agent {
+		if a.Kind == "configuration" {
+			for _, p := range conf["plugins"].([]any) {
+				if ipam, ok := p.(map[string]any)["ipam"].(map[string]any); ok {
+					ipam["subnet"] = "10.250.0.0/16"
+				}
+			}
+		}
+	}
+	return conf
 }
+
+// walk notes which executables are named, and who runs them.
+func (s *shipped) walk(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, e := range v {
+			s.walk(e)
+		}
+	case map[string]any:
+		for _, e := range v {
+			s.walk(e)
+		}
+		name, _ := v["type"].(string)
+		if !slices.Contains(s.Installed, name) || slices.Contains(s.Shown, name) {
+			return
+		}
+		s.types = append(s.types, name)
+		state := s.states[name]
+		for _, key := range []string{"ipam", "delegate", "delegates"} {
+			nested, one := v[key].(map[string]any)
+			typ, _ := nested["type"].(string)
+			if runs := !one && v[key] != nil || one && typ != "" && slices.Contains(s.Installed, typ) && !slices.Contains(s.Shown, typ); runs && !slices.Contains(state.Runs, key) {
+				state.Runs = append(state.Runs, key)
+			}
+		}
+		if name == "multus" {
+			state.BinDir = "/opt/cni/bin"
+		}
+		s.states[name] = state
+	}
+}
+
+// needsAtDEL are the plugins that need their agent at DEL, too, from the sources that
+// the rules of cnireload name.
+var needsAtDEL = []string{"calico", "antrea", "ovn-k8s-cni-overlay", "terway", "kube-ovn", "hybridnet", "coil", "opflex-agent-cni", "dhcp", "spiderpool"}
+
+// needsOf is what a plugin fails without.
+func needsOf(a vendors.Agent) []fake.Need {
+	n := fake.Need{Target: elsewhere.Replace(a.Target), Key: a.Key, Socket: a.Kind == "unix socket", Verb: "ADD"}
+	switch {
+	case a.Kind == "tcp port" || a.Kind == "configuration":
+		return nil // a daemon's ports are the machine's
+	case a.Key == "daemonSocketDir" || a.Key == "dataplane_options.socket":
+		n.Key = "" // no path of a socket
+	}
+	if slices.Contains(needsAtDEL, a.Plugin) {
+		n.Verb = ""
+	}
+	if a.Plugin == "multus-shim" {
+		// Its DEL succeeds whether or not the daemon is there.
+		quiet := n
+		quiet.Verb, quiet.Quiet = "DEL", true
+		return []fake.Need{n, quiet}
+	}
+	return []fake.Need{n}
+}
+
+// provides are the files and sockets of the agent. A socket that the list names is at
+// another path if it has moved.
+func (s shipped) provides(moved bool) (provided []vendors.Agent) {
+	for _, a := range s.Agent {
+		if a.Kind == "tcp port" || a.Kind == "configuration" {
+			continue
+		}
+		a.Target = elsewhere.Replace(a.Target)
+		if moved && s.movable(a) {
+			a.Target += movedSuffix
+		}
+		provided = append(provided, a)
+	}
+	return provided
+}
+
+const movedSuffix = ".moved"
+
+func (s shipped) movable(a vendors.Agent) bool {
+	return a.Kind == "unix socket" && a.Key != "" && strings.Contains(s.text, `"`+a.Target+`"`)
+}
+
+// file is the configuration in a form that can differ from the shipped one: another
+// cniVersion, without the last of its plugins, with the agent's socket elsewhere.
+func (s shipped) file(version string, short, moved bool) []byte {
+	conf := s.conf()
+	if version != "" {
+		conf["cniVersion"] = version
+	}
+	if plugins, _ := conf["plugins"].([]any); short && len(plugins) > 1 {
+		conf["plugins"] = plugins[:len(plugins)-1]
+	}
+	b, err := json.MarshalIndent(conf, "", "  ")
+	if err != nil {
+		panic(err)
+	}
+	for _, a := range s.Agent {
+		if moved && s.movable(a) {
+			b = []byte(strings.ReplaceAll(string(b), `"`+a.Target+`"`, `"`+a.Target+movedSuffix+`"`))
+		}
+	}
+	return append(b, '\n')
+}
+
+// ext is that of the file's name on a node.
+func (s shipped) ext() string { return filepath.Ext(s.As) }
 
 // states is how the fake plugins of some networks behave when all is well.
 func states(networks []shipped) map[string]fake.State {
 	all := map[string]fake.State{"loopback": {}}
 	for _, n := range networks {
-		for _, p := range slices.Concat(n.executables, n.types()) {
-			state, known := all[p]
-			if !known {
-				state = pluginKinds[p]
+		for plugin, state := range n.states {
+			old := all[plugin]
+			for _, r := range state.Runs {
+				if !slices.Contains(old.Runs, r) {
+					old.Runs = append(old.Runs, r)
+				}
 			}
-			if needs := n.needs[p]; needs != nil {
-				state.Needs = needs
+			for _, need := range state.Needs {
+				if !slices.Contains(old.Needs, need) {
+					old.Needs = append(old.Needs, need)
+				}
 			}
-			all[p] = state
+			old.BinDir = state.BinDir
+			all[plugin] = old
 		}
 	}
 	return all
@@ -203,9 +208,24 @@ func states(networks []shipped) map[string]fake.State {
 func executables(networks []shipped) []string {
 	set := map[string]bool{"loopback": true}
 	for _, n := range networks {
-		for _, e := range n.executables {
+		for _, e := range n.types {
 			set[e] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(set))
+}
+
+// The fake plugins do what the lists ask for: those that are known to run others do.
+func TestShippedNetworks(t *testing.T) {
+	runs := map[string][]string{}
+	for _, s := range shippedNetworks() {
+		assert.Assert(t, len(s.types) > 0, "%s names no executable of its own", s.Name)
+		for plugin, state := range s.states {
+			runs[plugin] = append(runs[plugin], state.Runs...)
+		}
+	}
+	for plugin, keys := range map[string][]string{"bridge": {"ipam"}, "flannel": {"delegate"}, "multus": {"delegates"}, "calico": {"ipam"}, "antrea": nil, "azure-vnet": {"ipam"}, "opflex-agent-cni": nil} {
+		slices.Sort(runs[plugin])
+		assert.DeepEqual(t, append([]string(nil), slices.Compact(runs[plugin])...), keys)
+	}
 }

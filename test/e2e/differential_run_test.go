@@ -20,6 +20,7 @@ import (
 
 	"github.com/cnireload/cnireload/test/fake"
 	"github.com/cnireload/cnireload/test/harness"
+	"github.com/cnireload/cnireload/test/vendors"
 )
 
 // The bounds of the patched side in a differential run are short: its plugins
@@ -177,14 +178,14 @@ func (d *duel) take(ctx context.Context, s step) error {
 		return d.change(func(c *contender) error { return d.put(c, s) })
 	case "break":
 		return d.change(func(c *contender) error {
-			return os.WriteFile(filepath.Join(c.ConfDir, s.what), []byte(brokens[s.how]), 0o644)
+			return os.WriteFile(c.slot(s.what), []byte(brokens[s.how]), 0o644)
 		})
 	case "loopback":
 		return d.change(func(c *contender) error {
-			return os.WriteFile(filepath.Join(c.ConfDir, s.what), []byte(`{"cniVersion":"0.4.0","name":"lo","type":"loopback"}`), 0o644)
+			return os.WriteFile(filepath.Join(c.ConfDir, s.what+".conf"), []byte(`{"cniVersion":"0.4.0","name":"lo","type":"loopback"}`), 0o644)
 		})
 	case "drop":
-		return d.change(func(c *contender) error { return os.RemoveAll(filepath.Join(c.ConfDir, s.what)) })
+		return d.change(func(c *contender) error { return os.RemoveAll(c.slot(s.what)) })
 	case "wipe":
 		return d.change(func(c *contender) error {
 			return errors.Join(c.empty(c.ConfDir), d.uninstall(c, executables(d.networks)...))
@@ -231,23 +232,32 @@ func (d *duel) change(do func(*contender) error) error {
 	return errors.Join(d.both(do), os.WriteFile(filepath.Join(d.stock.ConfDir, "poke"), nil, 0o644))
 }
 
+// slot is the file in the conf dir that begins with a name, whatever its extension.
+func (c *contender) slot(name string) string {
+	for _, ext := range []string{".conf", ".conflist"} {
+		if _, err := os.Lstat(filepath.Join(c.ConfDir, name+ext)); err == nil {
+			return filepath.Join(c.ConfDir, name+ext)
+		}
+	}
+	return filepath.Join(c.ConfDir, name+".conflist")
+}
+
 // put writes a list.
 func (d *duel) put(c *contender, s step) error {
 	n := d.network(strings.Fields(s.how)[0])
-	version, first, socket := "", 0, socketHere
+	version := ""
 	for _, v := range versions {
 		if s.has(v) {
 			version = v
 		}
 	}
-	if s.has("short") && len(n.plugins) > 1 {
-		first = len(n.plugins) - 1
+	text := n.file(version, s.has("short"), s.has("moved"))
+	path := filepath.Join(c.ConfDir, s.what+n.ext())
+	if old := c.slot(s.what); old != path {
+		if err := os.RemoveAll(old); err != nil {
+			return err
+		}
 	}
-	if s.has("moved") {
-		socket = socketMoved
-	}
-	text := []byte(n.list(version, first, socket))
-	path := filepath.Join(c.ConfDir, s.what)
 	outside := filepath.Join(c.Base, "outside")
 	switch {
 	case s.has("inplace"):
@@ -272,14 +282,13 @@ func (c *contender) empty(dir string) error {
 // agent has the agent of a network come, go, die without taking its sockets away,
 // or come at the other place where the lists may look for it.
 func (c *contender) agent(n shipped, how string) error {
-	for _, p := range n.provides {
-		sockets := []string{p.path}
-		if p.path == "SOCKET" {
-			sockets = []string{socketHere, socketMoved}
-		}
-		for i, path := range sockets {
-			here := how == "up" && i == 0 || how == "moved" && i == len(sockets)-1 || how == "all"
-			if err := c.provide(p, c.Inside(path), here, how == "dead"); err != nil {
+	for _, moved := range []bool{false, true} {
+		for _, a := range n.provides(moved) {
+			if moved && !strings.HasSuffix(a.Target, movedSuffix) {
+				continue // the same as before
+			}
+			here := how == "all" || how == "up" && !moved || how == "moved" && (moved || !n.movable(a))
+			if err := c.provide(a, here, how == "dead"); err != nil {
 				return err
 			}
 		}
@@ -287,12 +296,17 @@ func (c *contender) agent(n shipped, how string) error {
 	return nil
 }
 
-func (c *contender) provide(p provided, path string, here, leave bool) error {
-	if !p.socket {
+func (c *contender) provide(a vendors.Agent, here, leave bool) error {
+	path := c.Inside(a.Target)
+	if a.Kind != "unix socket" {
 		if !here {
 			return os.RemoveAll(path)
 		}
-		return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(p.content), 0o644))
+		content := "here"
+		if a.Kind == "flannel env file" {
+			content = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
+		}
+		return errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644))
 	}
 	l := c.agents[path]
 	if here == (l != nil) {

@@ -32,7 +32,7 @@ func (s step) has(word string) bool { return slices.Contains(strings.Fields(s.ho
 // script is what both sides are put through.
 type script struct {
 	seed uint64
-	// networks are those of the script, two of shippedNetworks.
+	// networks are those of the script, two of those of test/vendors.
 	networks []shipped
 	steps    []step
 }
@@ -40,7 +40,7 @@ type script struct {
 // Words of steps. The first slot sorts before the second, which holds what is on
 // the node besides.
 var (
-	slots    = []string{"10-net.conflist", "20-net.conflist"}
+	slots    = []string{"10-net", "20-net"}
 	versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 	writings = []string{"rename", "inplace", "outside", "symlink"}
 	brokens  = map[string]string{"empty": "", "half": `{"cniVersion":"1.0.0","name":"half","plugi`, "garbage": "}{", "nameless": `{"cniVersion":"1.0.0","plugins":[{"type":"bridge"}]}`}
@@ -53,9 +53,10 @@ const scriptLength = 24
 func newScript(seed uint64) script {
 	random := rand.New(rand.NewPCG(seed, 2))
 	pick := func(of ...string) string { return of[random.IntN(len(of))] }
-	first := random.IntN(len(shippedNetworks))
-	second := (first + 1 + random.IntN(len(shippedNetworks)-1)) % len(shippedNetworks)
-	s := script{seed: seed, networks: []shipped{shippedNetworks[first], shippedNetworks[second]}}
+	all := shippedNetworks()
+	first := random.IntN(len(all))
+	second := (first + 1 + random.IntN(len(all)-1)) % len(all)
+	s := script{seed: seed, networks: []shipped{all[first], all[second]}}
 	add := func(do, what string, how ...string) {
 		s.steps = append(s.steps, step{do, what, strings.Join(how, " ")})
 	}
@@ -94,7 +95,7 @@ func newScript(seed uint64) script {
 		}},
 		{1, func() { add("break", pick(slots...), pick("empty", "half", "garbage", "nameless")) }},
 		{2, func() { add("drop", pick(slots...)) }},
-		{1, func() { add("loopback", "99-loopback.conf") }},
+		{1, func() { add("loopback", "99-loopback") }},
 		{6, func() { add("agent", pick("0", "1"), pick("up", "up", "away", "away", "dead", "moved")) }},
 		{4, func() { add("uninstall", plugin()) }},
 		{5, func() { add("install", plugin(), pick("first", "second", "opt")) }},

@@ -16,7 +16,7 @@ import (
 )
 
 // TestDifferentialSoak puts stock and patched daemons through the same random
-// scripts, step by step and side by side: lists of known networks written, broken
+// scripts, step by step and side by side: lists of the networks of test/vendors written, broken
 // and removed, plugins that fail, hang, vanish and come back elsewhere or in
 // another version, agents that come and go, restarts and crashes. It fails where
 // the patched side is worse: not ready, or its pod refused, where stock is ready
@@ -69,7 +69,7 @@ func TestDifferentialSoak(t *testing.T) {
 	}
 }
 
-func (s shipped) title() string { return fmt.Sprintf("%s (%s)", s.name, strings.Join(s.types(), ", ")) }
+func (s shipped) title() string { return fmt.Sprintf("%s (%s)", s.Name, strings.Join(s.types, ", ")) }
 
 // fight runs a script on new daemons. It returns what both sides say where it ended.
 func fight(t *testing.T, s script, compared map[string]int) (taken int, state string, err error) {
