@@ -355,9 +355,10 @@ func (d *duel) install(c *contender, plugin, place string) error {
 			continue
 		}
 		// A hard link is as good as a copy, and much faster; an upgrade's new inode
-		// is what "supports" stands for.
+		// is what "supports" stands for. A rename to another link of the same file
+		// leaves both.
 		tmp := path + ".new"
-		err = errors.Join(err, os.RemoveAll(tmp), copyOrLink(src, tmp), os.Rename(tmp, path))
+		err = errors.Join(err, os.RemoveAll(tmp), copyOrLink(src, tmp), os.Rename(tmp, path), os.RemoveAll(tmp))
 	}
 	return err
 }

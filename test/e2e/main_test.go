@@ -62,11 +62,25 @@ type result struct {
 	Report   string `json:"report"`
 	Side     string `json:"side"`
 	Observed string `json:"observed"`
+	// Right says that this is what must be.
+	Right bool `json:"right"`
 }
 
-// sides runs a case on both binaries. The case returns one line on what was
-// seen.
+const failed = "FAILED"
+
+// sides runs a case on both binaries: stock must show what was reported, the
+// patched one what must be. The case returns one line on what was seen.
 func sides(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
+	eachSide(t, report, false, run)
+}
+
+// alike runs a case on both binaries in which stock does what must be, and so must
+// the patched one.
+func alike(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
+	eachSide(t, report, true, run)
+}
+
+func eachSide(t *testing.T, report string, stockRight bool, run func(t *testing.T, side harness.Side) string) {
 	for _, side := range []harness.Side{harness.Stock, harness.Patched} {
 		t.Run(string(side), func(t *testing.T) {
 			if err := harness.Preflight("make test-e2e", side); err != nil {
@@ -74,13 +88,14 @@ func sides(t *testing.T, report string, run func(t *testing.T, side harness.Side
 			}
 			id := strings.TrimPrefix(strings.SplitN(t.Name(), "/", 2)[0], "Test")
 			line := func(observed string) {
-				b, err := json.Marshal(result{id, report, string(side), observed})
+				right := observed != failed && (side == harness.Patched || stockRight)
+				b, err := json.Marshal(result{id, report, string(side), observed, right})
 				assert.NilError(t, err)
 				t.Logf("case-result %s", b)
 			}
 			defer func() {
 				if t.Failed() {
-					line("FAILED")
+					line(failed)
 				}
 			}()
 			observed := run(t, side)

@@ -291,7 +291,7 @@ func TestS12(t *testing.T) {
 // https://github.com/containerd/containerd/issues/5041
 // https://github.com/containerd/containerd/issues/4852
 func TestS13(t *testing.T) {
-	sides(t, "containerd#5041, #4852", func(t *testing.T, side harness.Side) string {
+	alike(t, "containerd#5041, #4852", func(t *testing.T, side harness.Side) string {
 		n := prepare(t, harness.Options{Side: side, NoImage: true})
 		own := filepath.Join(n.Base, "handler.d")
 		n.Handlers = map[string]harness.Handler{"other": {ConfDir: own}}

@@ -42,12 +42,21 @@ func main() {
 	}
 }
 
+// failed is what is shown of a side whose test fails.
+const failed = "FAILED"
+
 // row is one case.
 type row struct {
 	name, report   string
 	stock, patched string
-	ok             bool
+	// stockRight and patchedRight say whether that is what must be. A case that runs
+	// a side in several ways is right if all are.
+	stockRight, patchedRight bool
+	ok                       bool
 }
+
+// worse tells whether the patched daemon fails where stock does what must be.
+func (r *row) worse() bool { return r.stockRight && !r.patchedRight }
 
 func run(ctx context.Context, only string, width int, markdown bool) error {
 	if err := harness.Preflight("make cases", harness.Stock, harness.Patched); err != nil {
@@ -87,6 +96,7 @@ func run(ctx context.Context, only string, width int, markdown bool) error {
 	} else {
 		printTable(os.Stdout, rows, width)
 	}
+	fmt.Println(total(rows))
 	bad := 0
 	for _, r := range rows {
 		if !r.ok {
@@ -128,15 +138,20 @@ func collect(r io.Reader) (rows []*row, failures []string, err error) {
 		}
 		output[e.Test] = append(output[e.Test], e.Output)
 		if _, text, ok := strings.Cut(e.Output, "case-result "); ok {
-			var res struct{ Case, Report, Side, Observed string }
+			var res struct {
+				Case, Report, Side, Observed string
+				Right                        bool
+			}
 			if err := json.Unmarshal([]byte(text), &res); err != nil {
 				return rows, failures, fmt.Errorf("%s: %w", e.Test, err)
 			}
 			c := get(e.Test)
 			c.report = res.Report
 			if res.Side == string(harness.Stock) {
+				c.stockRight = res.Right && (c.stockRight || c.stock == "")
 				c.stock = res.Observed
 			} else {
+				c.patchedRight = res.Right && (c.patchedRight || c.patched == "")
 				c.patched = res.Observed
 			}
 		}
@@ -145,6 +160,13 @@ func collect(r io.Reader) (rows []*row, failures []string, err error) {
 		case "pass", "fail", "skip":
 			if e.Action == "fail" {
 				failures = append(failures, strings.Join(output[e.Test], ""))
+				// It may have left something behind after what it saw.
+				switch side := e.Test[strings.LastIndexByte(e.Test, '/')+1:]; side {
+				case string(harness.Stock):
+					get(e.Test).stockRight, get(e.Test).stock = false, failed
+				case string(harness.Patched):
+					get(e.Test).patchedRight, get(e.Test).patched = false, failed
+				}
 			}
 			if top {
 				elapsed := time.Duration(e.Elapsed * float64(time.Second)).Round(100 * time.Millisecond)
@@ -168,9 +190,29 @@ func collect(r io.Reader) (rows []*row, failures []string, err error) {
 	return kept, failures, lines.Err()
 }
 
+// total is the last line: how many public reports were tried, and in how many of them
+// the patched daemon is worse than stock.
+func total(rows []*row) string {
+	tried, worse := 0, []string{}
+	for _, r := range rows {
+		if r.report == "" {
+			continue // a neighbour, listed because it failed
+		}
+		tried++
+		if r.worse() {
+			worse = append(worse, r.name)
+		}
+	}
+	line := fmt.Sprintf("%d public cases tried; the patched daemon is worse than stock in ", tried)
+	if len(worse) == 0 {
+		return line + "none"
+	}
+	return line + fmt.Sprintf("%d: %s", len(worse), strings.Join(worse, ", "))
+}
+
 // group orders the cases as they are documented: readiness, re-sync, locks and
-// bounds, template, information.
-func (r *row) group() int { return strings.IndexByte("RSLTI", r.name[0]) }
+// bounds, template, information, never worse than stock.
+func (r *row) group() int { return strings.IndexByte("RSLTIN", r.name[0]) }
 
 func (r *row) number() int {
 	n, _ := strconv.Atoi(r.name[1:])

@@ -96,7 +96,8 @@ func (p *plugin) runOthers(state fake.State) (ran bool, err error) {
 			}
 		}
 	}
-	if len(confs) == 0 || len(p.conf.PrevResult) > 0 {
+	// At DEL the previous result is that of the whole list.
+	if len(confs) == 0 || p.call.Command == "ADD" && len(p.conf.PrevResult) > 0 {
 		return false, nil
 	}
 	if p.call.Command == "DEL" {
@@ -170,6 +171,7 @@ func (p *plugin) runOther(conf map[string]any, dirs []string) ([]byte, error) {
 	}
 	cmd := exec.Command(path)
 	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Env = append(os.Environ(), "CNI_PATH="+strings.Join(dirs, string(filepath.ListSeparator)))
 	out, err := cmd.Output()
 	if err != nil {
 		_, _ = os.Stdout.Write(out) // its own error
