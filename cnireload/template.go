@@ -70,6 +70,7 @@ type renderer struct {
 
 	record  templateRecord
 	wanted  []string // CIDRs that were reported and are not rendered yet
+	asked   []string // CIDRs that were looked at last
 	other   string   // the list that had precedence when that was last looked at
 	content *content // of the template
 	failed  *content // of a template that could not be rendered; nil if the last could
@@ -133,9 +134,12 @@ func (r *renderer) render(cidrs []string, foreign string) error {
 // and for CIDRs that could not be rendered when they were reported. If file or
 // directory have gone meanwhile, nobody asked for them to come back.
 func (r *renderer) renew(foreign string) error {
-	cidrs := r.record.CIDRs
-	if r.wanted != nil {
+	cidrs := r.asked
+	switch {
+	case r.wanted != nil:
 		cidrs = r.wanted
+	case r.record.CIDRs != nil:
+		cidrs = r.record.CIDRs
 	}
 	return r.outcome(r.update(cidrs, foreign, false))
 }
@@ -152,7 +156,7 @@ func (r *renderer) outcome(err error) error {
 // only then or if the CIDRs were reported and never rendered.
 func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 	r.readTemplate()
-	r.err, r.failed, r.other = nil, nil, foreign
+	r.err, r.failed, r.other, r.asked = nil, nil, foreign, cidrs
 	out, err := r.execute(cidrs)
 	if err != nil {
 		r.failed = r.content
@@ -170,9 +174,6 @@ func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 	case absent && foreign != "":
 		r.state, r.err = "not rendered: "+foreign+" has precedence", err
 		return r.postpone(cidrs)
-	case err != nil && foreign != "":
-		r.state, r.err = "not rendered again: "+foreign+" has precedence", err
-		return r.postpone(cidrs)
 	case current != nil && err == nil && current.sum == next.SHA256[0]:
 		// Also how a file that containerd without us rendered becomes ours.
 		return r.remember(next)
@@ -182,13 +183,21 @@ func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 			_, bad = parseList(r.target, current.bytes)
 		}
 		if bad == nil {
-			r.state, r.err = "not rendered: "+r.target+" was not written by containerd, or was edited since, and stays", err
-			return r.postpone(cidrs)
+			// Nor is it replaced when it goes: that is its editor's affair.
+			r.state, r.err, r.wanted = "not rendered: "+r.target+" was not written by containerd, or was edited since, and stays", err, nil
+			return r.postpone(nil)
 		}
 		if err == nil {
 			err = fmt.Errorf("%s was not written by containerd and %w; remove it to have it rendered from conf_template %s", r.target, bad, r.path)
 		}
+		if foreign != "" {
+			r.state, r.err = "not rendered: "+foreign+" has precedence", err
+			return r.postpone(cidrs)
+		}
 		return err
+	case err != nil && foreign != "":
+		r.state, r.err = "not rendered again: "+foreign+" has precedence", err
+		return r.postpone(cidrs)
 	case err != nil:
 		return err
 	case absent && !create && r.wanted == nil:
@@ -202,8 +211,8 @@ func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 }
 
 // postpone has CIDRs rendered when the list goes that has precedence now, after a
-// restart too. That they cannot be recorded is shown, and no error: they are
-// reported again when kubelet starts.
+// restart too; nil has none rendered. That they cannot be recorded is shown, and
+// no error: they are reported again when kubelet starts.
 func (r *renderer) postpone(cidrs []string) error {
 	next := r.record
 	next.File, next.Waiting = r.target, cidrs
@@ -292,7 +301,7 @@ func (r *renderer) readTemplate() {
 // changed tells whether what is known of the template on disk is out of date, and
 // rendering it may help.
 func (r *renderer) changed() bool {
-	if len(r.record.CIDRs) == 0 {
+	if len(r.record.CIDRs) == 0 && r.failed == nil {
 		return false
 	}
 	r.readTemplate()
@@ -301,7 +310,8 @@ func (r *renderer) changed() bool {
 	case c.err != nil:
 		return false
 	case r.failed != nil:
-		return !c.same(r.failed)
+		// What is wanted is looked at when it is known what has precedence.
+		return r.wanted == nil && !c.same(r.failed)
 	case c.sum == r.record.Template:
 		return false
 	}

@@ -576,8 +576,10 @@ func TestRenderedFileIsEdited(t *testing.T) {
 	n = d.restarted()
 	d.must(n.Render(t.Context(), "10.2.0.0/24"))
 	check("not rendered")
-	// Removed, it is ours to render again.
+	// Removed, it is ours to render again, when somebody asks for it.
 	d.must(os.Remove(d.target))
+	becomesUnready(t, n, "no network config found")
+	stays(t, 100*time.Millisecond, func() string { return d.read() })
 	d.must(n.Render(t.Context(), "10.2.0.0/24"))
 	if ranges, _ := subnets(t, n.Snapshot()); !slices.Equal(ranges, []string{"10.2.0.0/24"}) {
 		t.Errorf("%q", ranges)
@@ -823,6 +825,12 @@ func TestBadTemplateBesideAForeignList(t *testing.T) {
 				return ""
 			})
 			d.remove(tt.file)
+			if tt.file == RenderedFile {
+				// Its editor took it away.
+				becomesUnready(t, n, "no network config found")
+				stays(t, 100*time.Millisecond, func() string { return d.read() })
+				return
+			}
 			eventually(t, func() string {
 				if ranges, _ := subnets(t, n.Snapshot()); n.Status() != nil || !slices.Equal(ranges, []string{"10.1.0.0/24"}) {
 					return fmt.Sprintf("%q, %v, %+v", ranges, n.Status(), n.Snapshot().Template)

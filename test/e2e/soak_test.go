@@ -372,7 +372,7 @@ func (s *soaker) do(ctx context.Context, o op) error {
 	case "cidr":
 		return s.render(ctx, o)
 	case "rendered edited":
-		if _, there := m.files[soakRendered]; !there {
+		if _, there := m.files[soakRendered]; !there || m.wanted {
 			return nil
 		}
 		m.files[soakRendered], m.owned = content{true, o.text()}, false
@@ -415,8 +415,11 @@ func (m *model) follow() {
 func (s *soaker) render(ctx context.Context, o op) error {
 	m := &s.model
 	err := s.SetCIDR(ctx, fmt.Sprintf("10.%d.0.0/16", o.mark%200))
-	if m.wanted = true; m.foreign() {
-		m.recorded = true
+	// What is in the file's place by somebody else is not replaced when it goes.
+	if _, there := m.files[soakRendered]; !there || m.owned {
+		m.wanted, m.recorded = true, m.recorded || m.foreign()
+	} else {
+		m.wanted, m.recorded = false, false
 	}
 	if !m.template.good {
 		if (err == nil) != m.foreign() {

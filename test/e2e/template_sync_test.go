@@ -133,11 +133,16 @@ func TestT5(t *testing.T) {
 			assert.Assert(t, r.Template != nil)
 			assert.Assert(t, cmp.Contains(r.Template.State, "20-foreign.conflist has precedence"))
 			seen = append(seen, "foreign list: "+strings.ReplaceAll(r.Template.State, n.Base, "…"))
-			// It goes, and the next call renders.
+			// What is wrong with the template is no error meanwhile.
+			assert.NilError(t, os.Rename(n.Template, n.aside("tmpl")))
+			assert.Equal(t, n.cidr("10.51.0.0/16"), "")
+			assert.Assert(t, cmp.Contains(n.report().Template.Error, "no such file"))
+			assert.NilError(t, os.Rename(n.aside("tmpl"), n.Template))
+			// It goes while nobody looks, and what was told last is rendered.
+			assert.NilError(t, n.Stop())
 			assert.NilError(t, os.Remove(n.conf("20-foreign.conflist")))
-			n.waitReady(false, atOnce)
-			assert.Equal(t, n.cidr("10.50.0.0/16"), "")
-			n.serves("10.50.0.0/16", 0)
+			n.start()
+			n.serves("10.51.0.0/16", soon)
 		})
 		t.Run("broken foreign file", func(t *testing.T) {
 			n := templated(t, side, goodTemplate)

@@ -116,6 +116,7 @@ type Report struct {
 		File  string   `json:"file"`
 		CIDRs []string `json:"cidrs"`
 		State string   `json:"state"`
+		Error string   `json:"error"`
 	} `json:"template"`
 	Gates []Gate `json:"gates"`
 	Calls Calls  `json:"calls"`
