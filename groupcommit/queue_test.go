@@ -612,6 +612,7 @@ func BenchmarkTogether(b *testing.B) {
 	for _, writers := range []int{1, 8, 60} {
 		b.Run(fmt.Sprint(writers), func(b *testing.B) {
 			db := open(b)
+			db.NoSync = false // without, nobody would wait for long
 			q := New(db)
 			b.SetParallelism((writers + runtime.GOMAXPROCS(0) - 1) / runtime.GOMAXPROCS(0))
 			b.RunParallel(func(pb *testing.PB) {

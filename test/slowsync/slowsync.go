@@ -104,6 +104,16 @@ func (s *Server) Hold() (release func()) {
 	}
 }
 
+// Step lets go of what is held and holds what comes next.
+func (s *Server) Step() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hold != nil {
+		close(s.hold)
+	}
+	s.hold = make(chan struct{})
+}
+
 // Count is how many fdatasyncs have begun.
 func (s *Server) Count() int64 { return s.count.Load() }
 
