@@ -305,7 +305,7 @@ func (q *Queue) settle(members []*entry, rolledBack bool, err error) {
 	if rolledBack {
 		m = message{kind: again}
 		q.mu.Lock()
-		q.waiting = append(members, q.waiting...)
+		q.waiting = slices.Concat(members, q.waiting) // a copy: who leaves moves the others in it
 		q.mu.Unlock()
 	}
 	for _, w := range members {

@@ -91,7 +91,7 @@ func stages(lines []string, short bool) []stage {
 		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", speed, "./...")},
 		// One at a time: go test takes one fuzz target. Minimizing an input that is merely new would
 		// take most of the time.
-		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("FuzzScan"), fuzz("FuzzTemplate"))},
+		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("cnireload", "FuzzScan"), fuzz("cnireload", "FuzzTemplate"), fuzz("cnireload", "FuzzGates"), fuzz("groupcommit", "FuzzQueue"))},
 		stage{name: "hack", run: goTest("hack", false, speed, "./...")},
 		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
 	)
@@ -106,14 +106,14 @@ func stages(lines []string, short bool) []stage {
 	newest := "build " + lines[len(lines)-1]
 	return append(list,
 		stage{name: "e2e", needs: []string{"tools", newest}, root: true,
-			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...", "./vendors/...")},
+			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./durability/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...", "./vendors/...")},
 		stage{name: "critest", needs: []string{"tools", newest}, root: true, run: command("hack/test.sh", "critest", lines[len(lines)-1])},
 	)
 }
 
-// fuzz runs a fuzz target of the library for a fixed number of inputs.
-func fuzz(target string) func() (counts, error) {
-	return goTest(".", true, "-run=^$", "-fuzz=^"+target+"$", "-fuzztime=20000x", "-fuzzminimizetime=10x", "./cnireload")
+// fuzz runs a fuzz target of a package of the library for a fixed number of inputs.
+func fuzz(name, target string) func() (counts, error) {
+	return goTest(".", true, "-run=^$", "-fuzz=^"+target+"$", "-fuzztime=20000x", "-fuzzminimizetime=10x", "./"+name)
 }
 
 // lines returns the supported lines, those with patches/LINE/BASE.
