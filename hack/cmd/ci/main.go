@@ -91,7 +91,8 @@ func stages(lines []string, short bool) []stage {
 		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", speed, "./...")},
 		// One at a time: go test takes one fuzz target. Minimizing an input that is merely new would
 		// take most of the time.
-		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("cnireload", "FuzzScan"), fuzz("cnireload", "FuzzTemplate"), fuzz("cnireload", "FuzzGates"), fuzz("groupcommit", "FuzzQueue"))},
+		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("cnireload", "FuzzScan", 20000), fuzz("cnireload", "FuzzTemplate", 20000),
+			fuzz("cnireload", "FuzzGates", 20000), fuzz("groupcommit", "FuzzQueue", 1000, "-race"))},
 		stage{name: "hack", run: goTest("hack", false, speed, "./...")},
 		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
 	)
@@ -111,9 +112,11 @@ func stages(lines []string, short bool) []stage {
 	)
 }
 
-// fuzz runs a fuzz target of a package of the library for a fixed number of inputs.
-func fuzz(name, target string) func() (counts, error) {
-	return goTest(".", true, "-run=^$", "-fuzz=^"+target+"$", "-fuzztime=20000x", "-fuzzminimizetime=10x", "./"+name)
+// fuzz runs a fuzz target of a package of the library for a fixed number of inputs. One of the queue is many
+// writes to a disk.
+func fuzz(name, target string, inputs int, flags ...string) func() (counts, error) {
+	args := append(flags, "-run=^$", "-fuzz=^"+target+"$", fmt.Sprintf("-fuzztime=%dx", inputs), "-fuzzminimizetime=10x", "./"+name)
+	return goTest(".", true, args...)
 }
 
 // lines returns the supported lines, those with patches/LINE/BASE.
@@ -285,7 +288,7 @@ func format() (counts, error) {
 		return one(fmt.Errorf("go env GOROOT: %w", err))
 	}
 	gofmt := filepath.Join(strings.TrimSpace(string(goroot)), "bin", "gofmt")
-	out, err := exec.Command(gofmt, "-l", "cnireload", "internal", "status", "hack", "test").CombinedOutput()
+	out, err := exec.Command(gofmt, "-l", "cnireload", "groupcommit", "internal", "status", "hack", "test").CombinedOutput()
 	if err == nil && len(out) > 0 {
 		err = fmt.Errorf("gofmt would change %s", strings.Join(strings.Fields(string(out)), ", "))
 	} else if err != nil {
