@@ -52,7 +52,7 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 	}
 	var adopted []*process
 	for _, f := range found {
-		if !own[containerOf(f.environ)] && !idless[f.verb()] {
+		if !own[containerOf(f.environ)] && !(idless[f.verb()] && f.sameMounts()) {
 			continue
 		}
 		p := f.process()

@@ -165,14 +165,15 @@ func (f *foundPlugin) kill() error {
 	return nil
 }
 
-// orphan tells whether who started it is gone, and it is of our file system
-// view: a runtime in a container has plugins of its own. Who adopts orphans is
-// the first process, or one that said so, such as a user's service manager, which
-// then is our parent too.
-func (f *foundPlugin) orphan() bool {
-	if f.parent != 1 && f.parent != os.Getppid() {
-		return false
-	}
+// orphan tells whether who started it is gone. Who adopts orphans is the first
+// process, or one that said so, such as a user's service manager, which then is
+// our parent too.
+func (f *foundPlugin) orphan() bool { return f.parent == 1 || f.parent == os.Getppid() }
+
+// sameMounts tells whether it has our view of the file system: a runtime in a
+// container has plugins of its own. Of one that names a pod of ours nothing
+// follows from that: a service can have another view after each start.
+func (f *foundPlugin) sameMounts() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return false

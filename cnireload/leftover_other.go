@@ -20,8 +20,9 @@ type foundPlugin struct {
 
 func foundPlugins([]string) []*foundPlugin { return nil }
 
-func (*foundPlugin) alive() bool { return false }
-func (*foundPlugin) kill() error { return nil }
+func (*foundPlugin) alive() bool      { return false }
+func (*foundPlugin) kill() error      { return nil }
+func (*foundPlugin) sameMounts() bool { return false }
 
 // isNamespace tells whether path is there: what it is differs by platform.
 func isNamespace(path string) bool {
