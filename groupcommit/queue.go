@@ -16,8 +16,8 @@
 //     a result that comes from a write which is not on disk.
 //   - If a commit fails, all whose functions were part of it get its error.
 //
-// bolt's own Batch waits for others, has one goroutine run the functions in any
-// order, and cannot be left.
+// bolt's own Batch waits for others to come, cannot be left, and changes the
+// order after a failure.
 package groupcommit
 
 import (
