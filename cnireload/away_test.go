@@ -760,7 +760,7 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 	for i := range maxRetries - 1 {
 		store("hung", fmt.Sprint("a-hung-", i), true)
 	}
-	for i := range 20 {
+	for i := range 8 {
 		store("good", fmt.Sprint("good-", i), true)
 	}
 	for i := range 20 {
@@ -769,8 +769,8 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 	begin := time.Now()
 	n.Start()
 	eventually(t, func() string {
-		if done := d.count("good", "DEL"); done < 20 {
-			return fmt.Sprintf("%d of 20 done", done)
+		if done := d.count("good", "DEL"); done < 8 {
+			return fmt.Sprintf("%d of 8 done", done)
 		}
 		return ""
 	})

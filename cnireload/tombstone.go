@@ -94,7 +94,7 @@ type tombstones struct {
 
 	mu     sync.Mutex
 	graves map[string]*mound
-	wake   chan struct{} // holds a token when something was added
+	wake   chan struct{} // holds a token when something was added, or a retry has ended
 }
 
 // mound is a grave and how its replays went. It is immutable but for what the
@@ -249,11 +249,16 @@ func (t *tombstones) bury(g grave) error {
 		t.drop(g.ID)
 		return err
 	}
+	t.lookAgain()
+	return nil
+}
+
+// lookAgain has what is owed looked at now.
+func (t *tombstones) lookAgain() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 // reserve takes a place for a grave before it is stored.
@@ -546,6 +551,7 @@ func (n *Network) retry(ctx context.Context, m *mound, attachments []attachment)
 			n.tombstones.shared.done(err != nil, trialPace)
 		}
 		<-n.retries.slots
+		n.tombstones.lookAgain() // there is room for the next one
 	})
 }
 
