@@ -187,7 +187,7 @@ func TestR3(t *testing.T) {
 			assert.NilError(t, n.InstallFake("loopback"))
 			n.waitReady(true, soon)
 			assert.NilError(t, os.Remove(loopback))
-			n.notReady(10*time.Second, `"loopback"`)
+			n.notReady(graced, `"loopback"`)
 		}
 
 		n.InternalLoopback = true

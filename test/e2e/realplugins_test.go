@@ -167,7 +167,7 @@ func TestRealPlugins(t *testing.T) {
 	use(fmt.Sprintf(bridge, ranges()))
 	ready()
 	gone("loopback")
-	message := n.notReady(soon, `"loopback"`)
+	message := n.notReady(graced, `"loopback"`)
 	install("loopback")
 	row("loopback", "binary, VERSION", "without the binary not ready: `"+n.cause(message)+"`", "with it "+ready(), pod())
 
