@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +58,9 @@ type plugin struct {
 const childMillis = "FAKENET_CHILD_MILLIS"
 
 func main() {
+	// What runs is the first thread. Of a process that was killed in a call that cannot be interrupted, no
+	// environment can be read if that is another thread's.
+	runtime.LockOSThread()
 	if millis, err := strconv.Atoi(os.Getenv(childMillis)); err == nil {
 		time.Sleep(time.Duration(millis) * time.Millisecond)
 		return
