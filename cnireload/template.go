@@ -427,27 +427,3 @@ func (n *Network) Render(ctx context.Context, podCIDRs string) error {
 	}
 	return n.request(ctx, request{cidrs: cidrs})
 }
-
-// Render has c render the template at path for podCIDRs into confDir; see
-// [Network.Render]. Any other implementation of [CNI] than a *Network knows
-// nothing of templates: unless it is ready, or becomes so by loading, the
-// outcome is written for it.
-func Render(ctx context.Context, c CNI, confDir, path, podCIDRs string) error {
-	if n, ok := c.(*Network); ok {
-		return n.Render(ctx, podCIDRs)
-	}
-	if c.Status() == nil || c.Load() == nil {
-		return nil
-	}
-	r := &renderer{templateConfig: templateConfig{path: path}}
-	r.target = filepath.Join(cleanPath(confDir), RenderedFile)
-	r.readTemplate()
-	out, err := r.execute(splitCIDRs(podCIDRs))
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(confDir, 0o755); err != nil {
-		return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
-	}
-	return writeFile(r.target, out, 0o644)
-}

@@ -18,8 +18,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	gocni "github.com/containerd/go-cni"
 )
 
 // Both families, as in containerd's documentation.
@@ -975,51 +973,4 @@ func TestWritingFailsHalfway(t *testing.T) {
 	if !strings.Contains(d.read(), "10.3.0.0/24") {
 		t.Errorf("%s, %s", d.read(), r.state)
 	}
-}
-
-// fakeCNI is another implementation than ours, as CRI's tests have.
-type fakeCNI struct {
-	CNI
-	status, load error
-}
-
-func (f *fakeCNI) Status() error     { return f.status }
-func (f *fakeCNI) Load(...Opt) error { return f.load }
-
-func TestRenderForOthers(t *testing.T) {
-	t.Parallel()
-	no := gocni.ErrCNINotInitialized
-	for _, tt := range []struct {
-		name     string
-		c        fakeCNI
-		template string
-		cidrs    string
-		rendered bool
-		words    []string
-	}{
-		{"ready", fakeCNI{}, dualTemplate, "10.1.0.0/24", false, nil},
-		{"loads", fakeCNI{status: no}, dualTemplate, "10.1.0.0/24", false, nil},
-		{"neither", fakeCNI{status: no, load: no}, dualTemplate, "10.1.0.0/24", true, nil},
-		{"bad template", fakeCNI{status: no, load: no}, "{{", "10.1.0.0/24", false, []string{"cannot be parsed"}},
-		{"bad cidr", fakeCNI{status: no, load: no}, dualTemplate, "x", false, []string{`invalid pod CIDR "x"`}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			d := newTemplated(t, tt.template)
-			d.must(os.Remove(d.conf))
-			err := Render(t.Context(), &tt.c, d.conf, d.template, tt.cidrs)
-			if tt.words == nil {
-				d.must(err)
-			} else if wrong := missingWords(err, tt.words); wrong != "" {
-				t.Error(wrong)
-			}
-			if got := d.read() != ""; got != tt.rendered {
-				t.Errorf("rendered: %v", got)
-			}
-		})
-	}
-	d := newTemplated(t, dualTemplate)
-	n := d.restarted()
-	d.must(Render(t.Context(), n, "/not/used", "/not/used", "10.1.0.0/24"))
-	d.must(n.Status())
 }
