@@ -77,13 +77,14 @@ type pastPod struct {
 type duel struct {
 	script
 	stock, patched *contender
+	log            func(format string, args ...any)
 	past           []pastPod
 	probes         int
 	compared       map[string]int // comparisons made, by what is compared
 }
 
-func newDuel(ctx context.Context, s script) (d *duel, err error) {
-	d = &duel{script: s, compared: map[string]int{}}
+func newDuel(ctx context.Context, s script, log func(format string, args ...any)) (d *duel, err error) {
+	d = &duel{script: s, log: log, compared: map[string]int{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.destroy())
@@ -148,7 +149,12 @@ func (d *duel) both(do func(*contender) error) error {
 func (d *duel) run(ctx context.Context) (taken int, err error) {
 	for _, s := range d.steps {
 		taken++
-		if err := d.take(ctx, s); err != nil {
+		begin := time.Now()
+		err := d.take(ctx, s)
+		if took := time.Since(begin); err == nil && took > patience {
+			d.log("  step %d took %v: %v", taken, took.Round(100*time.Millisecond), s)
+		}
+		if err != nil {
 			return taken, err
 		}
 		if err := d.survive(ctx); err != nil {

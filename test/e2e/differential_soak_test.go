@@ -73,7 +73,7 @@ func (s shipped) title() string { return fmt.Sprintf("%s (%s)", s.Name, strings.
 
 // fight runs a script on new daemons. It returns what both sides say where it ended.
 func fight(t *testing.T, s script, compared map[string]int) (taken int, state string, err error) {
-	d, err := newDuel(t.Context(), s)
+	d, err := newDuel(t.Context(), s, t.Logf)
 	if err != nil {
 		return 0, "", err
 	}
