@@ -190,20 +190,23 @@ func collect(r io.Reader) (rows []*row, failures []string, err error) {
 	return kept, failures, lines.Err()
 }
 
-// total is the last line: how many public reports were tried, and in how many of them
-// the patched daemon is worse than stock.
+// total is the last line: how many cases were tried, how many of them are public reports, and in how many the
+// patched daemon is worse than stock.
 func total(rows []*row) string {
-	tried, worse := 0, []string{}
+	tried, public, worse := 0, 0, []string{}
 	for _, r := range rows {
 		if r.report == "" {
 			continue // a neighbour, listed because it failed
 		}
 		tried++
+		if r.report != "(new)" {
+			public++
+		}
 		if r.worse() {
 			worse = append(worse, r.name)
 		}
 	}
-	line := fmt.Sprintf("%d public cases tried; the patched daemon is worse than stock in ", tried)
+	line := fmt.Sprintf("%d cases tried, %d of them public reports; the patched daemon is worse than stock in ", tried, public)
 	if len(worse) == 0 {
 		return line + "none"
 	}

@@ -48,9 +48,9 @@ func TestWorse(t *testing.T) {
 		assert.Equal(t, rows[0].worse(), c.worse, "%s", c.name)
 		assert.Equal(t, rows[0].ok, c.patched)
 		assert.Equal(t, len(failures) > 0, !c.patched)
-		want := "1 public cases tried; the patched daemon is worse than stock in none"
+		want := "1 cases tried, 1 of them public reports; the patched daemon is worse than stock in none"
 		if c.worse {
-			want = "1 public cases tried; the patched daemon is worse than stock in 1: " + c.name
+			want = "1 cases tried, 1 of them public reports; the patched daemon is worse than stock in 1: " + c.name
 		}
 		assert.Equal(t, total(rows), want)
 	}
@@ -72,4 +72,11 @@ func TestWorseAfterwards(t *testing.T) {
 	assert.NilError(t, err)
 	assert.Assert(t, rows[0].worse())
 	assert.Equal(t, rows[0].patched, failed)
+}
+
+func TestTotalTellsReportsFromOurOwn(t *testing.T) {
+	rows := []*row{{name: "R1", report: "go-cni#116"}, {name: "L5", report: "(new)"}, {name: "R1Neighbours"}}
+	if got, want := total(rows), "2 cases tried, 1 of them public reports; the patched daemon is worse than stock in none"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }
