@@ -75,7 +75,37 @@ func (s shipped) conf() map[string]any {
 			}
 		}
 	}
+	completeFlannel(conf)
 	return conf
+}
+
+// completeFlannel writes out what flannel's plugin runs without being told, for the
+// fake one.
+func completeFlannel(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, e := range v {
+			completeFlannel(e)
+		}
+	case map[string]any:
+		for _, e := range v {
+			completeFlannel(e)
+		}
+		if v["type"] != "flannel" {
+			return
+		}
+		delegate, ok := v["delegate"].(map[string]any)
+		if !ok {
+			delegate = map[string]any{}
+			v["delegate"] = delegate
+		}
+		if delegate["type"] == nil {
+			delegate["type"] = "bridge"
+		}
+		if v["ipam"] == nil {
+			v["ipam"] = map[string]any{"type": "host-local"}
+		}
+	}
 }
 
 // walk notes which executables are named, and who runs them.
