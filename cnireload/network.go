@@ -188,16 +188,14 @@ func New(opts ...Opt) (*Network, error) {
 // returns when the first load is done, or after two seconds without it: a
 // plugin that does not answer holds up nobody else.
 func (n *Network) Start() {
-	ctx, cancel := context.WithTimeout(n.ctx, startBound)
-	defer cancel()
-	// What went wrong is in the snapshot.
-	_ = n.request(ctx, request{watch: true})
+	n.Prime()
 	n.keeping.Do(func() { go n.keep() })
 }
 
-// Close ends all work in the background, and the plugins that belong to it. Calls to plugins for pods go on. It is safe to call more
-// than once. It returns when the work has ended, or after five seconds: a disk
-// that does not answer must not keep the caller from ending.
+// Close ends all work in the background, and the plugins that belong to it.
+// Calls to plugins for pods go on. It is safe to call more than once. It returns
+// when the work has ended, or after five seconds: a disk that does not answer
+// must not keep the caller from ending.
 func (n *Network) Close() error {
 	n.cancel()
 	// A loop that was never started must not be started any more.
