@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -242,7 +241,7 @@ func (l *look) closedGate(ctx context.Context, list *libcni.NetworkConfigList, c
 		}
 		err, ok := l.answers[g.id()]
 		if !ok {
-			err = l.n.gateLooks.ask(g.id(), func() error {
+			err = l.n.lookAt(g.id(), func() error {
 				var pending chan error
 				err := g.check(context.WithoutCancel(ctx), &pending)
 				if pending != nil {
@@ -309,45 +308,17 @@ func refused(err error) bool {
 	return errors.As(err, &e) && e.Code == types.ErrIncompatibleCNIVersion
 }
 
-// gateLooks makes looks at the same gate one: a file on a disk that does not
-// answer keeps a thread, and removals and their retries look again and again.
-// The zero value is ready for use.
-type gateLooks struct {
-	mu    sync.Mutex
-	looks map[string]*gateLook
-}
-
-type gateLook struct {
-	done chan struct{}
-	err  error // once done
-}
-
-// ask returns why the gate of that id is closed, which check finds out. It waits
-// no longer than one look may take; check goes on.
-func (l *gateLooks) ask(id string, check func() error) error {
-	l.mu.Lock()
-	k := l.looks[id]
-	if k == nil {
-		k = &gateLook{done: make(chan struct{})}
-		if l.looks == nil {
-			l.looks = make(map[string]*gateLook)
-		}
-		l.looks[id] = k
-		go func() {
-			defer close(k.done)
-			err := check()
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			k.err = err
-			delete(l.looks, id)
-		}()
-	}
-	l.mu.Unlock()
+// lookAt returns why the gate of that id is closed, which check finds out. Looks
+// at the same gate are one: a file on a disk that does not answer keeps a thread,
+// and removals and their retries look again and again. It waits no longer than one
+// look may take; check goes on.
+func (n *Network) lookAt(id string, check func() error) error {
+	f := n.gateLooks.join(id, check)
 	bound := time.NewTimer(gateBound + gateBound/10)
 	defer bound.Stop()
 	select {
-	case <-k.done:
-		return k.err
+	case <-f.done:
+		return f.err
 	case <-bound.C:
 		return errSilent
 	}

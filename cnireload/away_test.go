@@ -150,12 +150,7 @@ func TestDELThatNobodyHeardIsOwed(t *testing.T) {
 	}
 	d.take("DEL")
 	defer daemon().Close()
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("owed: %+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 	if got, want := d.take("DEL").All, []string{"DEL eth0 multus-shim"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("DEL ran %q, want %q", got, want)
 	}
@@ -191,12 +186,7 @@ func TestRemoveWithARefusedVersion(t *testing.T) {
 	n.tombstones.mu.Lock()
 	n.tombstones.graves["pod-1"].next = time.Time{}
 	n.tombstones.mu.Unlock()
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("%+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 }
 
 // The network was replaced by another one whose DEL knows nothing of the pod: it
@@ -232,12 +222,7 @@ func TestReplacedNetworkThatFailsIsOwed(t *testing.T) {
 	n.tombstones.mu.Lock()
 	n.tombstones.graves["pod-1"].next = time.Time{}
 	n.tombstones.mu.Unlock()
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("%+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 	got := d.take("DEL")
 	if want := []string{"DEL eth0 b"}; !reflect.DeepEqual(got.All, want) {
 		t.Fatalf("DEL ran %q, want %q", got.All, want)
@@ -276,12 +261,7 @@ func TestRemoveWhenAllIsWiped(t *testing.T) {
 	}
 	// Another network comes into use: they have been uninstalled.
 	d.write("20-next.conflist", conflist("1.0.0", "next", "other"))
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("%+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 }
 
 // containerd#8197, cni#1055: the attachment cache has lost an entry in a crash.
@@ -651,14 +631,14 @@ func TestPlainFileIsNoNamespace(t *testing.T) {
 // A disk that does not answer costs one thread, and each asker one look's time.
 func TestLooksAtOneGateAreOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l gateLooks
+		var n Network
 		var asked atomic.Int32
 		answer := make(chan error)
 		check := func() error { asked.Add(1); return <-answer }
 		begin := time.Now()
 		errs := make(chan error)
 		for range 5 {
-			go func() { errs <- l.ask("one", check) }()
+			go func() { errs <- n.lookAt("one", check) }()
 		}
 		for range 5 {
 			if err := <-errs; err != errSilent {
@@ -668,17 +648,17 @@ func TestLooksAtOneGateAreOne(t *testing.T) {
 		if took := time.Since(begin); took > 2*gateBound || asked.Load() != 1 {
 			t.Errorf("%d looks, which took %s", asked.Load(), took)
 		}
-		if err := l.ask("other", func() error { return nil }); err != nil {
+		if err := n.lookAt("other", func() error { return nil }); err != nil {
 			t.Errorf("another gate: %v", err)
 		}
 		closed := errors.New("closed")
 		go func() { answer <- closed }()
-		if err := l.ask("one", check); err != closed || asked.Load() != 1 {
+		if err := n.lookAt("one", check); err != closed || asked.Load() != 1 {
 			t.Errorf("got %v after %d looks", err, asked.Load())
 		}
 		synctest.Wait()
 		go func() { answer <- nil }()
-		if err := l.ask("one", check); err != nil || asked.Load() != 2 {
+		if err := n.lookAt("one", check); err != nil || asked.Load() != 2 {
 			t.Errorf("got %v after %d looks", err, asked.Load())
 		}
 	})

@@ -115,7 +115,7 @@ type Network struct {
 	removed    recollection[struct{}]
 	tombstones *tombstones
 	retries    retries
-	gateLooks  gateLooks
+	gateLooks  flights
 	// uninstalled holds the types of plugins that are said to be so.
 	uninstalled sync.Map
 	trials      trials

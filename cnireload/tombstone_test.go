@@ -258,12 +258,7 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	})
 	d.answer("first", "DEL", reply{})
 	later()
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("%+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 	if f := d.files(); len(f) > 0 {
 		t.Errorf("left behind: %q", f)
 	}
@@ -275,12 +270,7 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 		t.Errorf("got %v, owed %v", err, n.Tombstones())
 	}
 	d.agentThere(true)
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("%+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 	// A caller that does come back does it at once.
 	d.answer("first", "DEL", reply{out: `{"code":100,"msg":"del failed"}`, code: 1})
 	_, _ = n.Setup(context.Background(), "pod-2", "/ns")
@@ -303,12 +293,7 @@ func TestReportedGateDoesNotHoldUpWhatIsOwed(t *testing.T) {
 	n.tombstones.mu.Lock()
 	n.tombstones.graves["pod-1"].next = time.Time{}
 	n.tombstones.mu.Unlock()
-	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
-			return fmt.Sprintf("%+v", owed)
-		}
-		return ""
-	})
+	owesNothing(t, n)
 	if d.count("antrea", "DEL") != 1 {
 		t.Error("no DEL")
 	}
@@ -418,4 +403,15 @@ func TestDelGraceOption(t *testing.T) {
 			t.Errorf("del_grace = %q: got %v", bad, err)
 		}
 	}
+}
+
+// owesNothing waits until all removals that were owed are done.
+func owesNothing(t *testing.T, n *Network) {
+	t.Helper()
+	eventually(t, func() string {
+		if owed := n.Tombstones(); len(owed) > 0 {
+			return fmt.Sprintf("owed: %+v", owed)
+		}
+		return ""
+	})
 }
