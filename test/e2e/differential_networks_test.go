@@ -254,7 +254,7 @@ func TestShippedNetworks(t *testing.T) {
 			runs[plugin] = append(runs[plugin], state.Runs...)
 		}
 	}
-	for plugin, keys := range map[string][]string{"bridge": {"ipam"}, "flannel": {"delegate"}, "multus": {"delegates"}, "calico": {"ipam"}, "antrea": nil, "azure-vnet": {"ipam"}, "opflex-agent-cni": nil} {
+	for plugin, keys := range map[string][]string{"bridge": {"ipam"}, "flannel": {"delegate", "ipam"}, "multus": {"delegates"}, "calico": {"ipam"}, "antrea": nil, "azure-vnet": {"ipam"}, "opflex-agent-cni": nil} {
 		slices.Sort(runs[plugin])
 		assert.DeepEqual(t, append([]string(nil), slices.Compact(runs[plugin])...), keys)
 	}
