@@ -25,7 +25,7 @@ run: ## install, build and walk through real input; KEEP=1 leaves the daemon run
 test: ## everything that CI runs, with one table at the end
 	@hack/ci.sh $(STAGES)
 
-test-unit: ## the library's and hack's own tests, in seconds
+test-unit: ## the library's and hack's own tests, in about two minutes
 	@hack/ci.sh -short unit,hack
 
 test-e2e: ## end-to-end cases on stock and patched; CASE=S3 for one
