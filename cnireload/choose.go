@@ -25,7 +25,6 @@ var loopbackList = func() *libcni.NetworkConfigList {
 // first ones that are good, up to the maximum. err says why there are too few.
 func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []SkippedFile, err error) {
 	c := &l.n.config
-	l.enough = ""
 	if l.recipe.loopback {
 		nets = append(nets, &network{attachment: attachment{list: loopbackList, ifName: "lo"}})
 	}
@@ -65,7 +64,6 @@ func (l *loop) choose(scan dirScan, now time.Time) (nets []*network, skipped []S
 				if notNeeded == "" {
 					notNeeded = fmt.Sprintf("is not needed: max_conf_num = %d and %s sorts before it", limit, nets[len(nets)-1].file.path)
 				}
-				l.enough = nets[len(nets)-1].file.path
 				skipped = append(skipped, SkippedFile{File: f.path, Reason: notNeeded})
 				continue
 			}
@@ -139,7 +137,6 @@ func (l *loop) lastsOver(scan dirScan) bool {
 // there, if any.
 func (l *loop) foreign() string {
 	nets, _, _ := l.choose(l.scanner.scan(), time.Now())
-	l.enough = ""
 	return l.foreignIn(nets)
 }
 

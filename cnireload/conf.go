@@ -110,9 +110,6 @@ type scanner struct {
 	parsed   map[string]*parsedFile
 	now      func() time.Time
 	count    int // of scans
-	// spareAfter, if set, is a path behind which files that are known are not
-	// looked at.
-	spareAfter string
 }
 
 // lastRead is what a path held when it was last looked at, and in which scan.
@@ -162,10 +159,6 @@ func (s *scanner) scan() dirScan {
 	result.files = make([]*confFile, 0, len(files))
 	for _, e := range files {
 		path := filepath.Join(dir, e.Name())
-		if f := s.spared(path, e, entries); f != nil {
-			result.files = append(result.files, f)
-			continue
-		}
 		if e.Type()&fs.ModeSymlink != 0 {
 			result.watch = withTargets(result.watch, path)
 		}
@@ -174,17 +167,6 @@ func (s *scanner) scan() dirScan {
 	maps.DeleteFunc(s.contents, func(_ string, h *lastRead) bool { return h.scan != s.count })
 	maps.DeleteFunc(s.parsed, func(_ string, p *parsedFile) bool { return p.scan != s.count })
 	return result
-}
-
-// spared returns what is known of a file that need not be looked at, or nil.
-func (s *scanner) spared(path string, e fs.DirEntry, entries []fs.DirEntry) *confFile {
-	p, c := s.parsed[path], s.contents[path]
-	if s.spareAfter == "" || path <= s.spareAfter || !e.Type().IsRegular() || p == nil || c == nil || !c.fresh(c.id) ||
-		p.list != nil && has(entries, p.list.Name) {
-		return nil
-	}
-	p.scan, c.scan = s.count, s.count
-	return p.file
 }
 
 // withTargets adds to dirs those of a symlink's targets, one for each link on

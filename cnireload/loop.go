@@ -26,10 +26,6 @@ type loop struct {
 	watching bool
 	watch    WatchState
 	named    []string // directories that the content last read names
-	// enough is the path of the last file in use if no further one would be
-	// used, and allAt when files behind it were last looked at.
-	enough string
-	allAt  time.Time
 
 	waiters []waiter
 	refused []refusal // to be told after the next look
@@ -93,23 +89,21 @@ func (l *loop) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		told := false // that something may have changed
 		select {
 		case <-ctx.Done():
 			return
 		case req := <-l.n.requests:
 			l.accept(req)
-			told = true
 		case store := <-l.prober.results:
 			store()
 		case <-l.watcher.dirty:
-			told = true
 		case <-timer.C:
 			if !l.watching && len(l.waiters) == 0 {
 				continue // what is to be looked at will be asked for
 			}
 		}
-		l.look(ctx, l.takeMore() || told)
+		l.takeMore()
+		l.look(ctx)
 		// Whoever is told of a failure finds it in the snapshot.
 		for _, r := range l.refused {
 			r.reply <- r.err
@@ -122,19 +116,17 @@ func (l *loop) run() {
 }
 
 // takeMore takes in what else has come up by now, so that a storm of events
-// costs one look. It returns whether anything told of a change.
-func (l *loop) takeMore() (told bool) {
+// costs one look.
+func (l *loop) takeMore() {
 	for {
 		select {
 		case req := <-l.n.requests:
 			l.accept(req)
-			told = true
 		case store := <-l.prober.results:
 			store()
 		case <-l.watcher.dirty:
-			told = true
 		default:
-			return told
+			return
 		}
 	}
 }
@@ -164,35 +156,18 @@ func (l *loop) accept(req request) {
 }
 
 // look compares the disk with what is in use and publishes what has changed.
-// told is whether something told of a change, or it is only time.
-func (l *loop) look(ctx context.Context, told bool) {
+func (l *loop) look(ctx context.Context) {
 	now := time.Now()
 	l.next = now.Add(l.n.pace.poll)
 	if l.renderer != nil && l.renderer.changed() {
 		l.renew(ctx, "")
 	}
-	// While the watch works and is silent, files that would not be used whatever
-	// they hold are looked at now and then only: what could be outdated of them
-	// is the reason why they are not in use.
-	if spare := l.enough; !told && l.watch.Mode == WatchInotify && now.Before(l.allAt.Add(spareFor*l.n.pace.poll)) {
-		l.scanner.spareAfter = spare
-	}
 	scan := l.scan()
 	nets, skipped, loadErr := l.choose(scan, now)
-	if spare := l.scanner.spareAfter; spare != "" && l.enough != spare {
-		l.scanner.spareAfter = ""
-		scan = l.scan()
-		nets, skipped, loadErr = l.choose(scan, now)
-	}
 	if l.renderer != nil && scan.err == nil && l.renderer.due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
-		l.scanner.spareAfter = ""
 		scan = l.scan()
 		nets, skipped, loadErr = l.choose(scan, now)
 	}
-	if l.scanner.spareAfter == "" {
-		l.allAt = now
-	}
-	l.scanner.spareAfter = ""
 	s := &Snapshot{
 		LoadError: loadErr,
 		ConfDir:   l.n.config.confDir,
@@ -267,9 +242,6 @@ func (l *loop) scan() dirScan {
 		return l.scanner.scan()
 	}
 	added, err := l.watcher.arm(l.wishes())
-	if added || err != nil {
-		l.scanner.spareAfter = ""
-	}
 	scan := l.scanner.scan()
 	// The content names more directories. What was read from one before it was
 	// watched may be old: read again. Content that keeps naming new ones is
@@ -284,7 +256,6 @@ func (l *loop) scan() dirScan {
 		if added, err = l.watcher.arm(l.wishes()); !added {
 			break
 		}
-		l.scanner.spareAfter = ""
 		scan = l.scanner.scan()
 	}
 	l.watch = WatchState{Mode: WatchInotify}
@@ -328,6 +299,3 @@ func (l *loop) wishes() []wish {
 	}
 	return wishes
 }
-
-// spareFor is for how many polls files that cannot come into use are spared.
-const spareFor = 12

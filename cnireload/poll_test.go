@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// The watch works but is silent about what happens: polls that spare the files
-// behind the one in use find every change of what must be in use.
+// The watch works but reports nothing: polls find every change.
 func TestPollFindsWhatNoEventTells(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
@@ -64,7 +63,7 @@ func TestPollFindsWhatNoEventTells(t *testing.T) {
 		// Polls with nothing new in between.
 		time.Sleep(3 * n.pace.poll)
 	}
-	// What is outdated of a file behind does not stay so for long.
+	// Also of a file that is not in use.
 	d.write("30-c.conflist", conflist("7.7.7", "c", "fakenet"))
 	eventually(t, func() string {
 		for _, s := range n.Snapshot().Skipped {
