@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // loop keeps a network in step with the disk. It is the only writer of the
@@ -19,10 +21,10 @@ import (
 type loop struct {
 	n        *Network
 	recipe   recipe
-	scanner  *scanner
+	scanner  *confdir.Scanner
 	prober   *prober
 	renderer *renderer // nil without a template
-	watcher  *watcher
+	watcher  *confdir.Watcher
 	watching bool
 	watch    WatchState
 	named    []string // directories that the content last read names
@@ -65,9 +67,9 @@ func newLoop(n *Network) *loop {
 	l := &loop{
 		n:       n,
 		recipe:  n.config.recipe,
-		scanner: newScanner(n.config.confDir),
+		scanner: confdir.NewScanner(n.config.confDir),
 		prober:  newProber(n.exec, n.cni, n.pace),
-		watcher: newWatcher(n.notifier),
+		watcher: confdir.NewWatcher(n.notifier),
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
 		known:   make(map[string]*pluginHistory),
@@ -85,7 +87,7 @@ func (l *loop) run() {
 	ctx := l.n.ctx
 	defer close(l.n.ended)
 	defer l.prober.running.Wait()
-	defer l.watcher.close()
+	defer l.watcher.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -96,7 +98,7 @@ func (l *loop) run() {
 			l.accept(req)
 		case store := <-l.prober.results:
 			store()
-		case <-l.watcher.dirty:
+		case <-l.watcher.Dirty():
 		case <-timer.C:
 			if !l.watching && len(l.waiters) == 0 {
 				continue // what is to be looked at will be asked for
@@ -124,7 +126,7 @@ func (l *loop) takeMore() {
 			l.accept(req)
 		case store := <-l.prober.results:
 			store()
-		case <-l.watcher.dirty:
+		case <-l.watcher.Dirty():
 		default:
 			return
 		}
@@ -164,7 +166,7 @@ func (l *loop) look(ctx context.Context) {
 	}
 	scan := l.scan()
 	nets, skipped, loadErr := l.choose(scan, now)
-	if l.renderer != nil && scan.err == nil && l.renderer.due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
+	if l.renderer != nil && scan.Err == nil && l.renderer.due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
 		scan = l.scan()
 		nets, skipped, loadErr = l.choose(scan, now)
 	}
@@ -234,34 +236,34 @@ func (l *loop) renew(ctx context.Context, foreign string) bool {
 
 // scan reads the directory with the watch in place before, so that no change
 // falls in between.
-func (l *loop) scan() dirScan {
+func (l *loop) scan() confdir.Scan {
 	if !l.recipe.scan {
-		return dirScan{}
+		return confdir.Scan{}
 	}
 	if !l.watching {
-		return l.scanner.scan()
+		return l.scanner.Scan()
 	}
-	added, err := l.watcher.arm(l.wishes())
-	scan := l.scanner.scan()
+	added, err := l.watcher.Arm(l.wishes())
+	scan := l.scanner.Scan()
 	// The content names more directories. What was read from one before it was
 	// watched may be old: read again. Content that keeps naming new ones is
 	// left to the poll.
 	for range 3 {
-		if !added && slices.Equal(l.named, scan.watch) {
+		if !added && slices.Equal(l.named, scan.Watch) {
 			// All of it was watched before it was read. If a watch was added,
 			// what came into a new directory before that has told nobody.
 			break
 		}
-		l.named = scan.watch
-		if added, err = l.watcher.arm(l.wishes()); !added {
+		l.named = scan.Watch
+		if added, err = l.watcher.Arm(l.wishes()); !added {
 			break
 		}
-		scan = l.scanner.scan()
+		scan = l.scanner.Scan()
 	}
 	l.watch = WatchState{Mode: WatchInotify}
 	switch {
-	case errors.Is(scan.err, fs.ErrNotExist):
-		l.watch = WatchState{Mode: WatchWaiting, Cause: errorText(scan.err)}
+	case errors.Is(scan.Err, fs.ErrNotExist):
+		l.watch = WatchState{Mode: WatchWaiting, Cause: errorText(scan.Err)}
 	case err != nil:
 		l.watch = WatchState{Mode: WatchPolling, Cause: errorText(err)}
 	}
@@ -269,32 +271,32 @@ func (l *loop) scan() dirScan {
 }
 
 // wishes names the directories whose changes matter.
-func (l *loop) wishes() []wish {
-	dir := cleanPath(l.n.config.confDir)
-	wishes := []wish{
-		{dir: dir},
+func (l *loop) wishes() []confdir.Wish {
+	dir := confdir.CleanPath(l.n.config.confDir)
+	wishes := []confdir.Wish{
+		{Dir: dir},
 		// The directory itself, or the link that leads to it, is an entry of
 		// its parent.
-		{dir: filepath.Dir(dir), name: filepath.Base(dir)},
+		{Dir: filepath.Dir(dir), Name: filepath.Base(dir)},
 	}
 	for _, named := range l.named {
-		wishes = append(wishes, wish{dir: named})
+		wishes = append(wishes, confdir.Wish{Dir: named})
 	}
 	for _, bin := range l.n.config.binDirs {
-		wishes = append(wishes, wish{dir: bin})
+		wishes = append(wishes, confdir.Wish{Dir: bin})
 	}
 	for _, n := range l.inUse {
 		for _, p := range n.plugins {
 			for _, dir := range p.dirs {
-				wishes = append(wishes, wish{dir: dir})
+				wishes = append(wishes, confdir.Wish{Dir: dir})
 			}
 		}
 	}
 	if l.renderer != nil {
-		path := cleanPath(l.renderer.path)
-		wishes = append(wishes, wish{dir: filepath.Dir(path), name: filepath.Base(path)})
-		for _, dir := range withTargets(nil, path) {
-			wishes = append(wishes, wish{dir: dir})
+		path := confdir.CleanPath(l.renderer.path)
+		wishes = append(wishes, confdir.Wish{Dir: filepath.Dir(path), Name: filepath.Base(path)})
+		for _, dir := range confdir.WithTargets(nil, path) {
+			wishes = append(wishes, confdir.Wish{Dir: dir})
 		}
 	}
 	return wishes

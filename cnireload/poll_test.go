@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
 // The watch works but reports nothing: polls find every change.
@@ -21,7 +24,7 @@ func TestPollFindsWhatNoEventTells(t *testing.T) {
 	d.write("20-b.conflist", conflist("1.0.0", "b", "fakenet"))
 	d.write("30-c.conflist", conflist("1.0.0", "c", "fakenet"))
 	n := d.network()
-	n.notifier = func() (notifier, error) { return newStubNotifier(), nil }
+	n.notifier = func() (confdir.Notifier, error) { return watchstub.New(), nil }
 	n.Start()
 	uses := func(name string) {
 		t.Helper()

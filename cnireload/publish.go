@@ -18,7 +18,7 @@ func (l *loop) publish(ctx context.Context, s *Snapshot, nets []*network, now ti
 	for _, n := range nets {
 		keys = append(keys, n.key())
 		if n.file != nil {
-			l.inUse[n.file.path] = n
+			l.inUse[n.file.Path] = n
 		}
 	}
 	previous := l.n.Snapshot()
