@@ -11,6 +11,8 @@ import (
 	"time"
 
 	gocni "github.com/containerd/go-cni"
+
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 // BenchmarkLoad compares a Load with go-cni's, in turns, for so many files: one
@@ -30,7 +32,7 @@ func BenchmarkLoad(b *testing.B) {
 				ours := d.network(WithMinNetworkCount(1))
 				d.must(ours.Load())
 				// What was just written is not yet trusted by its stat data.
-				time.Sleep(racyWindow + 100*time.Millisecond)
+				time.Sleep(diskfile.RacyWindow + 100*time.Millisecond)
 				d.must(ours.Load())
 				var took [2]time.Duration
 				for i := 0; b.Loop(); i++ {

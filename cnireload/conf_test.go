@@ -7,19 +7,20 @@ package cnireload
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 const good = `{"cniVersion":"1.0.0","name":"good","plugins":[{"type":"fakenet"}]}`
@@ -48,7 +49,7 @@ func TestSkippedFiles(t *testing.T) {
 		{name: "name of another kind", text: `{"name":7,"plugins":[{"type":"fakenet"}]}`, words: []string{"invalid name type"}},
 		{name: "empty name", text: conflist("1.0.0", "", "fakenet"), words: []string{"is not valid", "network name is missing"}},
 		{name: "invalid name", text: conflist("1.0.0", "bad name!", "fakenet"), words: []string{"is not valid", `"bad name!"`}},
-		{name: "name too long to be cached", text: conflist("1.0.0", strings.Repeat("a", maxName+1), "fakenet"), words: []string{"is too long: 186 bytes, the limit is 185"}},
+		{name: "name too long to be cached", text: conflist("1.0.0", strings.Repeat("a", confdir.MaxName+1), "fakenet"), words: []string{"is too long: 186 bytes, the limit is 185"}},
 		{name: "name leads out of the directory", text: conflist("1.0.0", "../x", "fakenet"), words: []string{"is not valid"}},
 		{name: "unknown version", text: conflist("7.7.7", "a", "fakenet"), words: []string{`cniVersion "7.7.7" is not one of 0.1.0`}},
 		{name: "no version at all", text: conflist("garbage", "a", "fakenet"), words: []string{`cniVersion "garbage" is not one of`}},
@@ -62,7 +63,7 @@ func TestSkippedFiles(t *testing.T) {
 		{name: "conf without name", file: "00-bad.conf", text: `{"cniVersion":"1.0.0","type":"fakenet"}`, words: []string{"network name is missing"}},
 		{name: "conf without type", file: "00-bad.conf", text: `{"cniVersion":"1.0.0","name":"a"}`, words: []string{"missing 'type'"}},
 		{name: "conf in a conflist", text: `{"cniVersion":"1.0.0","name":"a","type":"fakenet"}`, words: []string{"has no plugins"}},
-		{name: "too big", text: `{"name":"a"}` + strings.Repeat(" ", maxConfSize), words: []string{"is too big", "1048576"}},
+		{name: "too big", text: `{"name":"a"}` + strings.Repeat(" ", confdir.MaxSize), words: []string{"is too big", "1048576"}},
 		{name: "FIFO", make: func(d *node, path string) { d.must(syscall.Mkfifo(path, 0o644)) }, words: []string{"is not a regular file but a FIFO"}},
 		{name: "socket", make: func(d *node, path string) {
 			// The path of a socket is short, that of a test's directory may not be.
@@ -152,60 +153,9 @@ func TestUnreadableFile(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root can read every file")
 	}
-	c := readContent(path, time.Now())
-	if wrong := missingWords(c.err, []string{"cannot be read", "permission denied"}); wrong != "" {
+	c := diskfile.Read(path, time.Now(), confdir.MaxSize)
+	if wrong := missingWords(c.Err, []string{"cannot be read", "permission denied"}); wrong != "" {
 		t.Error(wrong)
-	}
-}
-
-// Opening a FIFO without a writer blocks for ever when it is done plainly. Even
-// one that takes a file's place between two looks must not.
-func TestFIFOTakesTheFilesPlace(t *testing.T) {
-	t.Parallel()
-	d := newNode(t)
-	path, fifo, file := filepath.Join(d.conf, "10-a.conflist"), filepath.Join(d.answers, "fifo"), filepath.Join(d.answers, "file")
-	d.must(syscall.Mkfifo(fifo, 0o644))
-	d.must(os.WriteFile(file, []byte(good), 0o644))
-	stop := time.Now().Add(300 * time.Millisecond)
-	var all sync.WaitGroup
-	all.Go(func() {
-		tmp := filepath.Join(d.answers, "tmp")
-		for time.Now().Before(stop) {
-			for _, source := range []string{fifo, file} {
-				if err := errors.Join(os.Link(source, tmp), os.Rename(tmp, path)); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-	})
-	for range 4 {
-		all.Go(func() {
-			for time.Now().Before(stop) {
-				readContent(path, time.Now())
-			}
-		})
-	}
-	ended := make(chan struct{})
-	go func() {
-		all.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-	case <-time.After(within):
-		t.Error("reading is blocked")
-		// Let it go, or it blocks the end of the test as well.
-		for {
-			f, err := os.OpenFile(fifo, os.O_RDWR, 0)
-			d.must(err)
-			select {
-			case <-ended:
-				d.must(f.Close())
-				return
-			case <-time.After(10 * time.Millisecond):
-				d.must(f.Close())
-			}
-		}
 	}
 }
 
@@ -432,52 +382,6 @@ func TestRewriteThatStatCannotTell(t *testing.T) {
 	if s := n.Snapshot(); s.Networks[0].Name != "b" {
 		t.Errorf("in use is still %q", s.Networks[0].Name)
 	}
-
-	// The same with equal change times: only a file that was old when it was
-	// read is taken from memory.
-	s := newScanner(d.conf)
-	now := time.Now()
-	c := readContent(path, now)
-	if c.fresh(c.id) {
-		t.Error("a file written just now is trusted by its stat data")
-	}
-	c = readContent(path, now.Add(racyWindow+time.Second))
-	if !c.fresh(c.id) {
-		t.Error("a file written long ago is read again each time")
-	}
-	s.now = func() time.Time { return time.Now().Add(time.Hour) }
-	if one, two := s.read(path), s.read(path); one != two {
-		t.Error("an unchanged old file is read twice")
-	}
-}
-
-// Unchanged lists are the same object for ever: a generation shares them.
-func TestUnchangedFilesAreNotParsedAgain(t *testing.T) {
-	t.Parallel()
-	d := newNode(t)
-	d.write("10-a.conflist", conflist("1.0.0", "a", "fakenet"))
-	d.write("a/10-one.conf", `{"type":"portmap"}`)
-	d.write("20-bad.conflist", "{")
-	s := newScanner(d.conf)
-	one := s.scan()
-	two := s.scan()
-	for i := range one.files {
-		if one.files[i] != two.files[i] {
-			t.Errorf("%s was made anew", one.files[i].path)
-		}
-	}
-	d.remove("20-bad.conflist")
-	d.remove("a")
-	three := s.scan()
-	if len(three.files) != 1 || three.files[0] == one.files[0] || len(three.files[0].dropIns) != 0 {
-		t.Errorf("%+v", three.files)
-	}
-	if len(s.contents) != 1 || len(s.parsed) != 1 {
-		t.Errorf("what is gone is remembered: %d, %d", len(s.contents), len(s.parsed))
-	}
-	if len(one.files[0].list.Plugins) != 2 {
-		t.Error("an older scan was changed")
-	}
 }
 
 func TestNetworkName(t *testing.T) {
@@ -556,12 +460,12 @@ func TestTooFewNetworks(t *testing.T) {
 // What a file quotes in its own error does not flood whoever is told.
 func TestLongTextsInFiles(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("x", maxConfSize/2)
+	long := strings.Repeat("x", confdir.MaxSize/2)
 	for name, text := range map[string]string{
 		"version": conflist(long, "a", "fakenet"),
 		"name":    conflist("1.0.0", long, "fakenet"),
 		"plugin":  conflist("1.0.0", "a", long),
-		"number":  `{"name":"a","plugins":[{"type":"x","capabilities":` + strings.Repeat("1", maxConfSize/2) + `}]}`,
+		"number":  `{"name":"a","plugins":[{"type":"x","capabilities":` + strings.Repeat("1", confdir.MaxSize/2) + `}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -624,7 +528,7 @@ func TestLongestName(t *testing.T) {
 	d := newNode(t)
 	d.install("fakenet")
 	d.answer("fakenet", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
-	d.write("10-a.conflist", conflist("1.0.0", strings.Repeat("a", maxName), "fakenet"))
+	d.write("10-a.conflist", conflist("1.0.0", strings.Repeat("a", confdir.MaxName), "fakenet"))
 	n := d.network()
 	d.must(n.Load())
 	if _, err := n.Setup(t.Context(), strings.Repeat("0", 64), "/ns"); err != nil {

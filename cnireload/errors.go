@@ -95,3 +95,10 @@ func (e joined) Error() string {
 }
 
 func (e joined) Unwrap() []error { return e }
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

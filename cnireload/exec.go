@@ -27,6 +27,8 @@ import (
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 const (
@@ -452,7 +454,7 @@ func resolve(plugin string, dirs []string, skip bool) (string, os.FileInfo, erro
 				}
 				continue
 			case !info.Mode().IsRegular():
-				missing.rejected = append(missing.rejected, fmt.Sprintf("%s is not a regular file but %s", path, kindOf(info.Mode())))
+				missing.rejected = append(missing.rejected, fmt.Sprintf("%s is not a regular file but %s", path, diskfile.Kind(info.Mode())))
 				continue
 			case !executable(info):
 				missing.rejected = append(missing.rejected, fmt.Sprintf("%s is not executable (mode %04o)", path, info.Mode().Perm()))

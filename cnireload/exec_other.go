@@ -13,8 +13,6 @@ import (
 	"os/exec"
 )
 
-const openNonblock = 0
-
 // errTextBusy does not occur here.
 var errTextBusy = errors.New("text file busy")
 

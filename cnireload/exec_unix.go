@@ -15,9 +15,6 @@ import (
 	"time"
 )
 
-// openNonblock keeps open from waiting for the writer of a FIFO.
-const openNonblock = syscall.O_NONBLOCK
-
 // errTextBusy is what starting an executable fails with while somebody holds it
 // open for writing.
 var errTextBusy error = syscall.ETXTBSY

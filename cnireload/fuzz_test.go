@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 // memory is a new folder, in memory where that can be had: most of what an input
@@ -65,9 +68,9 @@ func FuzzScan(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		scan := newScanner(conf).scan()
-		if scan.err != nil || len(scan.files) != 4 {
-			t.Fatalf("%d files, %v", len(scan.files), scan.err)
+		scan := confdir.NewScanner(conf).Scan()
+		if scan.Err != nil || len(scan.Files) != 4 {
+			t.Fatalf("%d files, %v", len(scan.Files), scan.Err)
 		}
 		l := &loop{n: &Network{config: config{confDir: conf, maxConf: 0, prefix: "eth"}}, recipe: recipe{scan: true}}
 		nets, skipped, _ := l.choose(scan, time.Now())
@@ -80,7 +83,7 @@ func FuzzScan(f *testing.F) {
 			}
 		}
 		for _, n := range nets {
-			if err := validateName(n.list.Name); err != nil || len(n.list.Plugins) == 0 {
+			if err := confdir.ValidateName(n.list.Name); err != nil || len(n.list.Plugins) == 0 {
 				t.Errorf("in use: %q with %d plugins", n.list.Name, len(n.list.Plugins))
 			}
 			for _, p := range n.plugins {
@@ -91,22 +94,22 @@ func FuzzScan(f *testing.F) {
 			// What go-cni would have refused is refused.
 			var theirs *libcni.NetworkConfigList
 			var err error
-			if filepath.Ext(n.file.path) == ".conflist" {
-				theirs, err = libcni.ConfListFromFile(n.file.path)
+			if filepath.Ext(n.file.Path) == ".conflist" {
+				theirs, err = libcni.ConfListFromFile(n.file.Path)
 			} else {
 				var c *libcni.NetworkConfig
 				//lint:ignore SA1019 what go-cni calls is what to compare with
-				if c, err = libcni.ConfFromFile(n.file.path); err == nil {
+				if c, err = libcni.ConfFromFile(n.file.Path); err == nil {
 					//lint:ignore SA1019 likewise
 					theirs, err = libcni.ConfListFromConf(c)
 				}
 			}
 			if err != nil || theirs.Name != n.list.Name || theirs.CNIVersion != n.list.CNIVersion || len(theirs.Plugins) != len(n.list.Plugins) {
-				t.Fatalf("%s: ours %+v, libcni's %+v, %v", n.file.path, n.list, theirs, err)
+				t.Fatalf("%s: ours %+v, libcni's %+v, %v", n.file.Path, n.list, theirs, err)
 			}
 			for i, p := range theirs.Plugins {
 				if !bytes.Equal(p.Bytes, n.list.Plugins[i].Bytes) {
-					t.Errorf("%s: plugin %d is %s, libcni's %s", n.file.path, i, n.list.Plugins[i].Bytes, p.Bytes)
+					t.Errorf("%s: plugin %d is %s, libcni's %s", n.file.Path, i, n.list.Plugins[i].Bytes, p.Bytes)
 				}
 			}
 		}
@@ -145,10 +148,10 @@ func FuzzTemplate(f *testing.F) {
 			}
 			return
 		}
-		if c := readContent(r.target, time.Now()); c.err != nil || !r.owns(c) {
-			t.Errorf("what was rendered cannot be read back: %v", c.err)
+		if c := diskfile.Read(r.target, time.Now(), confdir.MaxSize); c.Err != nil || !r.owns(c) {
+			t.Errorf("what was rendered cannot be read back: %v", c.Err)
 		}
-		if _, err := parseList(r.target, b); err != nil {
+		if _, err := confdir.ParseList(r.target, b); err != nil {
 			t.Errorf("rendered %s, which %v", b, err)
 		}
 		if routes, err := defaultRoutes(cidrs); err != nil || len(routes) == 0 || len(routes) > 2 {

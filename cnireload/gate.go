@@ -15,6 +15,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 // Gates says what closed gates do.
@@ -172,16 +175,16 @@ func (g gate) look(ctx context.Context) error {
 
 // lookFlannel makes the checks of flannel's plugin on its environment file.
 func lookFlannel(path string) error {
-	c := readContent(path, time.Now())
-	if errors.Is(c.err, fs.ErrNotExist) {
+	c := diskfile.Read(path, time.Now(), confdir.MaxSize)
+	if errors.Is(c.Err, fs.ErrNotExist) {
 		return errors.New("does not exist")
 	}
-	if c.err != nil {
-		return c.err
+	if c.Err != nil {
+		return c.Err
 	}
 	// The plugin parses networks, subnets and MTU, and refuses what is empty.
 	has := make(map[string]bool)
-	for lines := bufio.NewScanner(bytes.NewReader(c.bytes)); lines.Scan(); {
+	for lines := bufio.NewScanner(bytes.NewReader(c.Bytes)); lines.Scan(); {
 		key, value, ok := strings.Cut(lines.Text(), "=")
 		key = strings.TrimSpace(key)
 		has[key] = ok && (strings.TrimSpace(value) != "" || key == "FLANNEL_IPMASQ")

@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // line writes a gate as a line, for tables.
@@ -51,7 +53,7 @@ func TestGateModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nets := []*network{{attachment: attachment{list: list, ifName: "eth0"}, file: &confFile{path: "/d/10-a.conflist"}}}
+	nets := []*network{{attachment: attachment{list: list, ifName: "eth0"}, file: &confdir.File{Path: "/d/10-a.conflist"}}}
 	for _, tt := range []struct {
 		mode string
 		want string

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
 
+	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/internal/oneline"
 )
 
@@ -122,7 +123,7 @@ type Network struct {
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
-	notifier func() (notifier, error)
+	notifier func() (confdir.Notifier, error)
 	// disproved holds the ids of closed gates without which an ADD succeeded.
 	disproved atomic.Pointer[map[string]bool]
 	pace      pace
@@ -154,7 +155,7 @@ func New(opts ...Opt) (*Network, error) {
 	n := &Network{
 		config:   c,
 		convert:  convert,
-		notifier: newFSNotifier,
+		notifier: confdir.NewNotifier,
 		pace:     defaultPace,
 		requests: make(chan request),
 		ended:    make(chan struct{}),

@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/timeout"
 	gocni "github.com/containerd/go-cni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // Keys in the [timeouts] table of containerd's configuration, one for each
@@ -201,7 +203,7 @@ func WithNetworkName(name string) Opt {
 		if name == "" {
 			return nil
 		}
-		if err := validateName(name); err != nil {
+		if err := confdir.ValidateName(name); err != nil {
 			return fmt.Errorf("invalid network_name = %q: %w", name, err)
 		}
 		c.networkName = name

@@ -17,6 +17,8 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 const (
@@ -63,8 +65,8 @@ type answer struct {
 // the plugin's last word, and how often it gave none since.
 type probe struct {
 	verb, path string
-	id         fileID // of the executable that is asked
-	current    bool   // whether there is an outcome, good or bad, of that executable
+	id         diskfile.ID // of the executable that is asked
+	current    bool        // whether there is an outcome, good or bad, of that executable
 	pending    bool
 	cancel     context.CancelCauseFunc // of what is pending
 	at         time.Time               // of the last outcome
@@ -135,7 +137,7 @@ func (p *prober) ask(ctx context.Context, a *answer, question func(context.Conte
 // said stands until there is a word of the new one, or until it has failed to
 // give one for too long.
 func (p *prober) inquire(ctx context.Context, q *probe, info os.FileInfo, due func() bool, question func(context.Context) ([]string, error)) {
-	if id := newFileID(info); !q.id.same(id) {
+	if id := diskfile.Identify(info); !q.id.Same(id) {
 		q.current = false
 		if q.pending {
 			q.cancel(errObsolete)

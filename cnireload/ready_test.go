@@ -21,6 +21,9 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
 // Each way in which an executable cannot be used is told apart, in the condition
@@ -455,7 +458,7 @@ func (d *node) fakeTime(n *Network, answer func(ctx context.Context, verb, path 
 	n.exec = exec
 	n.cni = libcni.NewCNIConfigWithCacheDir(n.config.binDirs, n.config.cacheDir, exec)
 	n.pace = defaultPace
-	n.notifier = func() (notifier, error) { return newStubNotifier(), nil }
+	n.notifier = func() (confdir.Notifier, error) { return watchstub.New(), nil }
 }
 
 // answersVersions knows VERSION alone.

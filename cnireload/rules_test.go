@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // ruleRows say what rules make of entries: the gates, and what else is shown.
@@ -282,7 +284,7 @@ func TestRules(t *testing.T) {
 // What a list names, whether it counts, and where it is looked for.
 func TestPluginsOf(t *testing.T) {
 	t.Parallel()
-	list, err := parseList("a.conflist", []byte(`{"cniVersion":"1.0.0","name":"a","plugins":[
+	list, err := confdir.ParseList("a.conflist", []byte(`{"cniVersion":"1.0.0","name":"a","plugins":[
 		{"type":"bridge","ipam":{"type":"host-local"}},
 		{"type":"flannel","delegate":{"type":"ptp","ipam":{"type":"dhcp"}}},
 		{"type":"flannel","delegate":{"hairpinMode":true},"ipam":{"type":"own"}},
@@ -348,7 +350,7 @@ func TestPluginsOf(t *testing.T) {
 	// Delegates within delegates come to an end.
 	for _, nested := range [][2]string{{`{"type":"d","delegate":`, `}`}, {`{"type":"flannel","delegate":`, `}`}, {`{"type":"multus","delegates":[`, `]}`}} {
 		deep := strings.Repeat(nested[0], 1000) + "{}" + strings.Repeat(nested[1], 1000)
-		list, err := parseList("a.conflist", []byte(`{"name":"a","plugins":[`+deep+`]}`))
+		list, err := confdir.ParseList("a.conflist", []byte(`{"name":"a","plugins":[`+deep+`]}`))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,7 +20,8 @@ import (
 	"text/template"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/atomicfile"
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 // RenderedFile is the name of the file that a template is rendered to, in the
@@ -69,11 +70,11 @@ type renderer struct {
 	target string
 
 	record  templateRecord
-	wanted  []string // CIDRs that were reported and are not rendered yet
-	asked   []string // CIDRs that were looked at last
-	other   string   // the list that had precedence when that was last looked at
-	content *content // of the template
-	failed  *content // of a template that could not be rendered; nil if the last could
+	wanted  []string          // CIDRs that were reported and are not rendered yet
+	asked   []string          // CIDRs that were looked at last
+	other   string            // the list that had precedence when that was last looked at
+	content *diskfile.Content // of the template
+	failed  *diskfile.Content // of a template that could not be rendered; nil if the last could
 	state   string
 	err     error
 }
@@ -86,7 +87,7 @@ const (
 )
 
 func newRenderer(c templateConfig, confDir string) *renderer {
-	r := &renderer{templateConfig: c, target: filepath.Join(cleanPath(confDir), RenderedFile), state: stateWaiting}
+	r := &renderer{templateConfig: c, target: filepath.Join(confdir.CleanPath(confDir), RenderedFile), state: stateWaiting}
 	b, err := os.ReadFile(c.record)
 	switch {
 	case err == nil:
@@ -110,7 +111,7 @@ func (r *renderer) describe() *TemplateState {
 	if state == stateRendered {
 		if _, err := os.Lstat(r.target); errors.Is(err, fs.ErrNotExist) {
 			state = "rendered, but the file has been removed since"
-		} else if !r.owns(readContent(r.target, time.Now())) {
+		} else if !r.owns(diskfile.Read(r.target, time.Now(), confdir.MaxSize)) {
 			state = "rendered, but the file has been edited since, and stays"
 		}
 	}
@@ -118,8 +119,8 @@ func (r *renderer) describe() *TemplateState {
 }
 
 // owns tells whether the content is one that we wrote.
-func (r *renderer) owns(c *content) bool {
-	return c.sum != "" && slices.Contains(r.record.SHA256, c.sum)
+func (r *renderer) owns(c *diskfile.Content) bool {
+	return c.Sum != "" && slices.Contains(r.record.SHA256, c.Sum)
 }
 
 // render brings the rendered file in line with the template and the CIDRs. On
@@ -162,25 +163,25 @@ func (r *renderer) update(cidrs []string, foreign string, create bool) error {
 		r.failed = r.content
 	}
 	sum := sha256.Sum256(out)
-	next := templateRecord{File: r.target, Template: r.content.sum, CIDRs: cidrs, SHA256: []string{hex.EncodeToString(sum[:])}}
+	next := templateRecord{File: r.target, Template: r.content.Sum, CIDRs: cidrs, SHA256: []string{hex.EncodeToString(sum[:])}}
 
 	_, statErr := os.Lstat(r.target)
 	absent := errors.Is(statErr, fs.ErrNotExist)
-	var current *content
+	var current *diskfile.Content
 	if statErr == nil {
-		current = readContent(r.target, r.content.readAt)
+		current = diskfile.Read(r.target, r.content.ReadAt, confdir.MaxSize)
 	}
 	switch {
 	case absent && foreign != "":
 		r.state, r.err = "not rendered: "+foreign+" has precedence", err
 		return r.postpone(cidrs)
-	case current != nil && err == nil && current.sum == next.SHA256[0]:
+	case current != nil && err == nil && current.Sum == next.SHA256[0]:
 		// Also how a file that containerd without us rendered becomes ours.
 		return r.remember(next)
 	case current != nil && !r.owns(current):
-		bad := current.err
+		bad := current.Err
 		if bad == nil {
-			_, bad = parseList(r.target, current.bytes)
+			_, bad = confdir.ParseList(r.target, current.Bytes)
 		}
 		if bad == nil {
 			// Nor is it replaced when it goes: that is its editor's affair.
@@ -245,7 +246,7 @@ func (r *renderer) write(out []byte, next templateRecord, create bool) error {
 			return fmt.Errorf("cannot create the cni conf dir for %s: %w", RenderedFile, err)
 		}
 	}
-	if err := writeFile(r.target, out, 0o644); err != nil {
+	if err := diskfile.Write(r.target, out, 0o644); err != nil {
 		// Best effort: a record that names one content too many does no harm.
 		_ = r.store(r.record)
 		return err
@@ -270,32 +271,17 @@ func (r *renderer) store(record templateRecord) error {
 	if err := os.MkdirAll(filepath.Dir(r.templateConfig.record), 0o700); err != nil {
 		return fmt.Errorf("cannot record what is rendered from conf_template %s: %w", r.path, err)
 	}
-	return writeFile(r.templateConfig.record, b, 0o600)
-}
-
-func writeFile(path string, b []byte, mode os.FileMode) error {
-	f, err := atomicfile.New(path, mode)
-	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	if _, err := f.Write(b); err != nil {
-		_ = f.Cancel()
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	if err := f.Close(); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
-	}
-	return nil
+	return diskfile.Write(r.templateConfig.record, b, 0o600)
 }
 
 // readTemplate has the template's present content in r.content.
 func (r *renderer) readTemplate() {
-	if r.content != nil && r.content.err == nil {
-		if info, err := os.Stat(r.path); err == nil && r.content.fresh(newFileID(info)) {
+	if r.content != nil && r.content.Err == nil {
+		if info, err := os.Stat(r.path); err == nil && r.content.Fresh(diskfile.Identify(info)) {
 			return
 		}
 	}
-	r.content = readContent(r.path, time.Now())
+	r.content = diskfile.Read(r.path, time.Now(), confdir.MaxSize)
 }
 
 // changed tells whether what is known of the template on disk is out of date, and
@@ -307,17 +293,17 @@ func (r *renderer) changed() bool {
 	r.readTemplate()
 	c := r.content
 	switch {
-	case c.err != nil:
+	case c.Err != nil:
 		return false
 	case r.failed != nil:
 		// What is wanted is looked at when it is known what has precedence.
-		return r.wanted == nil && !c.same(r.failed)
-	case c.sum == r.record.Template:
+		return r.wanted == nil && !c.Same(r.failed)
+	case c.Sum == r.record.Template:
 		return false
 	}
 	// A file that was removed was removed on purpose, and one that was edited
 	// is its editor's.
-	return r.owns(readContent(r.target, c.readAt))
+	return r.owns(diskfile.Read(r.target, c.ReadAt, confdir.MaxSize))
 }
 
 // due tells whether CIDRs that were reported and are not rendered have to be looked
@@ -330,23 +316,23 @@ func (r *renderer) due(foreign string) bool {
 	r.readTemplate()
 	switch {
 	case r.failed != nil:
-		return !r.content.same(r.failed)
+		return !r.content.Same(r.failed)
 	case foreign != "":
 		return foreign != r.other
 	}
-	return r.content.err == nil
+	return r.content.Err == nil
 }
 
 // execute renders the template in memory and checks that the outcome is a list.
 func (r *renderer) execute(cidrs []string) ([]byte, error) {
-	if r.content.err != nil {
-		return nil, fmt.Errorf("conf_template %s %w", r.path, r.content.err)
+	if r.content.Err != nil {
+		return nil, fmt.Errorf("conf_template %s %w", r.path, r.content.Err)
 	}
 	routes, err := defaultRoutes(cidrs)
 	if err != nil {
 		return nil, err
 	}
-	t, err := template.New(filepath.Base(r.path)).Parse(string(r.content.bytes))
+	t, err := template.New(filepath.Base(r.path)).Parse(string(r.content.Bytes))
 	if err != nil {
 		return nil, fmt.Errorf("conf_template %s cannot be parsed: %w", r.path, err)
 	}
@@ -354,7 +340,7 @@ func (r *renderer) execute(cidrs []string) ([]byte, error) {
 	if err := t.Execute(&out, templateData{PodCIDR: cidrs[0], PodCIDRRanges: cidrs, Routes: routes}); err != nil {
 		return nil, fmt.Errorf("conf_template %s cannot be rendered: %w", r.path, err)
 	}
-	if list, err := parseList(r.target, out.Bytes()); err != nil {
+	if list, err := confdir.ParseList(r.target, out.Bytes()); err != nil {
 		return nil, fmt.Errorf("conf_template %s renders a list that %w", r.path, err)
 	} else if len(list.Plugins) == 0 {
 		return nil, fmt.Errorf("conf_template %s renders a list that has no plugins", r.path)
@@ -366,8 +352,8 @@ func (r *renderer) execute(cidrs []string) ([]byte, error) {
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {
-	if l.Len()+len(p) > maxConfSize {
-		return 0, fmt.Errorf("the outcome is longer than %d bytes", maxConfSize)
+	if l.Len()+len(p) > confdir.MaxSize {
+		return 0, fmt.Errorf("the outcome is longer than %d bytes", confdir.MaxSize)
 	}
 	return l.Buffer.Write(p)
 }

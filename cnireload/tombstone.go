@@ -20,6 +20,9 @@ import (
 
 	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 const (
@@ -40,7 +43,7 @@ const (
 	firstReplay = 10 * time.Second
 	lastReplay  = 10 * time.Minute
 	// maxTombstone is the largest file read as a tombstone.
-	maxTombstone = 4 * maxConfSize
+	maxTombstone = 4 * confdir.MaxSize
 )
 
 // Tombstone is the removal of a pod from its networks that could not be done
@@ -241,7 +244,7 @@ func (t *tombstones) bury(g grave) error {
 	b, err := json.MarshalIndent(g, "", "  ")
 	if err == nil {
 		if err = os.MkdirAll(t.dir, 0o700); err == nil {
-			err = writeFile(t.path(g.ID), b, 0o600)
+			err = diskfile.Write(t.path(g.ID), b, 0o600)
 		}
 	}
 	if err != nil {
@@ -386,12 +389,12 @@ func (t *tombstones) stored(ctx context.Context, dir string) []*grave {
 }
 
 func readGrave(path string) (*grave, error) {
-	c := readBounded(path, time.Now(), maxTombstone)
-	if c.err != nil {
-		return nil, fmt.Errorf("%s %w", path, c.err)
+	c := diskfile.Read(path, time.Now(), maxTombstone)
+	if c.Err != nil {
+		return nil, fmt.Errorf("%s %w", path, c.Err)
 	}
 	var g grave
-	if err := json.Unmarshal(c.bytes, &g); err != nil {
+	if err := json.Unmarshal(c.Bytes, &g); err != nil {
 		return nil, fmt.Errorf("%s cannot be parsed: %w", path, err)
 	}
 	if g.ID == "" || len(g.Networks) == 0 {
@@ -459,8 +462,8 @@ func (n *Network) grave(ns *Namespace, attachments []attachment, cause error, re
 		o := owed{Interface: a.ifName, List: json.RawMessage(a.forCache().Bytes)}
 		// Plugins want the result of ADD, and the cache may be on a tmpfs.
 		file := a.cacheFile(ns.id)
-		if c := readBounded(filepath.Join(n.cacheDir(), file), time.Now(), maxTombstone/2); c.err == nil && json.Valid(c.bytes) {
-			o.Cache, o.CacheFile = c.bytes, file
+		if c := diskfile.Read(filepath.Join(n.cacheDir(), file), time.Now(), maxTombstone/2); c.Err == nil && json.Valid(c.Bytes) {
+			o.Cache, o.CacheFile = c.Bytes, file
 		}
 		g.Networks = append(g.Networks, o)
 	}
@@ -627,7 +630,7 @@ func (g *grave) restoreCache(dir string) {
 		path := filepath.Join(dir, o.CacheFile)
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) && os.MkdirAll(dir, 0o700) == nil {
 			// Without it plugins do without the result of ADD.
-			_ = writeFile(path, o.Cache, 0o600)
+			_ = diskfile.Write(path, o.Cache, 0o600)
 		}
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // vendor and vendorAgent are entries of test/vendors/vendors.json, which package
@@ -255,7 +257,7 @@ func setKey(v any, typ, key string, value any) (found bool) {
 // vendorList parses a vendor's configuration.
 func vendorList(t *testing.T, v vendor, content []byte) *libcni.NetworkConfigList {
 	t.Helper()
-	list, err := parseList(v.As, content)
+	list, err := confdir.ParseList(v.As, content)
 	if err != nil {
 		t.Fatal(err)
 	}

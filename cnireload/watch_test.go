@@ -18,63 +18,10 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/watchstub"
 )
-
-// stubNotifier stands in for the operating system.
-type stubNotifier struct {
-	event chan fsnotify.Event
-	err   chan error
-
-	mu     sync.Mutex
-	fail   error // of Add
-	list   map[string]bool
-	closed bool
-}
-
-func newStubNotifier() *stubNotifier {
-	return &stubNotifier{event: make(chan fsnotify.Event), err: make(chan error), list: make(map[string]bool)}
-}
-
-func (s *stubNotifier) Add(path string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fail != nil {
-		return s.fail
-	}
-	s.list[path] = true
-	return nil
-}
-
-func (s *stubNotifier) Remove(path string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.list, path)
-	return nil
-}
-
-func (s *stubNotifier) WatchList() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var list []string
-	for path := range s.list {
-		list = append(list, path)
-	}
-	return list
-}
-
-func (s *stubNotifier) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		s.closed = true
-		close(s.event)
-		close(s.err)
-	}
-	return nil
-}
-
-func (s *stubNotifier) events() <-chan fsnotify.Event { return s.event }
-func (s *stubNotifier) errors() <-chan error          { return s.err }
 
 // isWatching waits until the network is told of changes at once.
 func isWatching(t *testing.T, n *Network) {
@@ -360,11 +307,11 @@ func TestNoNotifier(t *testing.T) {
 	n := d.network()
 	var refuse atomic.Bool
 	refuse.Store(true)
-	n.notifier = func() (notifier, error) {
+	n.notifier = func() (confdir.Notifier, error) {
 		if refuse.Load() {
 			return nil, errors.New("too many open files")
 		}
-		return newFSNotifier()
+		return confdir.NewNotifier()
 	}
 	n.Start()
 	watchBecomes(t, n, WatchPolling, "cannot be notified of changes", "too many open files")
@@ -386,18 +333,16 @@ func TestOneWatchIsRefused(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
 	d.install("fakenet")
-	stub := newStubNotifier()
-	stub.fail = errors.New("no space left on device")
+	stub := watchstub.New()
+	stub.Refuse(errors.New("no space left on device"))
 	n := d.network()
-	n.notifier = func() (notifier, error) { return stub, nil }
+	n.notifier = func() (confdir.Notifier, error) { return stub, nil }
 	n.Start()
 	watchBecomes(t, n, WatchPolling, "cannot watch ", "no space left on device")
 	if cause := n.Snapshot().Watch.Cause; strings.Contains(cause, "\n") || strings.Count(cause, "cannot watch") < 2 {
 		t.Errorf("more than one line, or not all: %q", cause)
 	}
-	stub.mu.Lock()
-	stub.fail = nil
-	stub.mu.Unlock()
+	stub.Refuse(nil)
 	isWatching(t, n)
 }
 
@@ -409,16 +354,16 @@ func TestNotifierFails(t *testing.T) {
 	n := d.network()
 	n.pace.poll = time.Hour
 	var mu sync.Mutex
-	var stubs []*stubNotifier
-	last := func() *stubNotifier {
+	var stubs []*watchstub.Notifier
+	last := func() *watchstub.Notifier {
 		mu.Lock()
 		defer mu.Unlock()
 		return stubs[len(stubs)-1]
 	}
-	n.notifier = func() (notifier, error) {
+	n.notifier = func() (confdir.Notifier, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		stubs = append(stubs, newStubNotifier())
+		stubs = append(stubs, watchstub.New())
 		return stubs[len(stubs)-1], nil
 	}
 	n.Start()
@@ -430,7 +375,7 @@ func TestNotifierFails(t *testing.T) {
 		}
 		return ""
 	})
-	last().err <- fsnotify.ErrEventOverflow
+	last().Err <- fsnotify.ErrEventOverflow
 	becomesReady(t, n)
 
 	// The backend ends by itself: looked at once, and there is a new one.
@@ -450,7 +395,7 @@ func TestNotifierFails(t *testing.T) {
 		t.Errorf("the new backend watches %q", list)
 	}
 	d.write("10-a.conflist", conflist("1.0.0", "c", "fakenet"))
-	last().event <- fsnotify.Event{Name: filepath.Join(d.conf, "10-a.conflist"), Op: fsnotify.Create}
+	last().Event <- fsnotify.Event{Name: filepath.Join(d.conf, "10-a.conflist"), Op: fsnotify.Create}
 	eventually(t, func() string {
 		if s := n.Snapshot(); s.Networks[0].Name != "c" {
 			return "the new backend's event was not noticed"
@@ -464,12 +409,12 @@ func TestNotifierFails(t *testing.T) {
 func TestDroppedWatchIsRenewed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	stub := newStubNotifier()
-	w := newWatcher(func() (notifier, error) { return stub, nil })
-	defer w.close()
+	stub := watchstub.New()
+	w := confdir.NewWatcher(func() (confdir.Notifier, error) { return stub, nil })
+	defer w.Close()
 	arm := func() bool {
 		t.Helper()
-		added, err := w.arm([]wish{{dir: dir}})
+		added, err := w.Arm([]confdir.Wish{{Dir: dir}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -493,123 +438,8 @@ func TestDroppedWatchIsRenewed(t *testing.T) {
 	if !arm() {
 		t.Error("another directory of that name is not watched")
 	}
-	if added, err := w.arm(nil); added || err != nil || len(stub.WatchList()) != 0 {
+	if added, err := w.Arm(nil); added || err != nil || len(stub.WatchList()) != 0 {
 		t.Errorf("what is no longer wanted is watched: %q, %v", stub.WatchList(), err)
-	}
-}
-
-// The kernel has one watch for a directory, whatever its names. What any of the
-// wishes asks for must be heard through it.
-func TestOneDirectoryUnderTwoNames(t *testing.T) {
-	t.Parallel()
-	// Which name is watched is up to the order of a map.
-	for range 20 {
-		root := t.TempDir()
-		dir, link := filepath.Join(root, "dir"), filepath.Join(root, "link")
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(dir, link); err != nil {
-			t.Fatal(err)
-		}
-		stub := newStubNotifier()
-		w := newWatcher(func() (notifier, error) { return stub, nil })
-		if _, err := w.arm([]wish{{dir: dir, name: "net.d"}, {dir: link}}); err != nil {
-			t.Fatal(err)
-		}
-		list := stub.WatchList()
-		if len(list) != 1 {
-			t.Errorf("watched are %q", list)
-		}
-		if !w.relevant(filepath.Join(list[0], "portmap")) {
-			t.Errorf("a change of %s/portmap is not heard", list[0])
-		}
-		w.close()
-	}
-}
-
-func TestRelevant(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	all, some := filepath.Join(root, "all"), filepath.Join(root, "some")
-	for _, dir := range []string{all, some} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stub := newStubNotifier()
-	w := newWatcher(func() (notifier, error) { return stub, nil })
-	defer w.close()
-	if !w.relevant("/anything") {
-		t.Error("before there is a filter everything matters")
-	}
-	if _, err := w.arm([]wish{{dir: all}, {dir: some, name: "a"}, {dir: some, name: "b"}, {dir: filepath.Join(some, "missing", "deep")}}); err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]bool{
-		filepath.Join(all, "x"):        true,
-		all:                            true,
-		some:                           true,
-		filepath.Join(some, "a"):       true,
-		filepath.Join(some, "b"):       true,
-		filepath.Join(some, "c"):       false,
-		filepath.Join(some, "missing"): true,
-		"/somewhere/else":              true, // not asked for: better look
-	} {
-		if got := w.relevant(path); got != want {
-			t.Errorf("relevant(%s) = %v", path, got)
-		}
-	}
-	// Noise leaves no mark, the rest one, however much there is.
-	stub.event <- fsnotify.Event{Name: filepath.Join(some, "c"), Op: fsnotify.Write}
-	stub.event <- fsnotify.Event{Name: filepath.Join(some, "c"), Op: fsnotify.Write}
-	if len(w.dirty) != 0 {
-		t.Error("noise is marked")
-	}
-	for range 3 {
-		stub.event <- fsnotify.Event{Name: filepath.Join(some, "a"), Op: fsnotify.Chmod}
-	}
-	stub.err <- errors.New("overflow")
-	if len(w.dirty) != 1 {
-		t.Error("a change is not marked")
-	}
-}
-
-func TestExistingParent(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "a", "real"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(root, "a", "real"), filepath.Join(root, "link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("nowhere", filepath.Join(root, "dangling")); err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		in        wish
-		dir, name string
-	}{
-		{wish{dir: root}, root, ""},
-		{wish{dir: root, name: "x"}, root, "x"},
-		{wish{dir: filepath.Join(root, "a") + "/"}, filepath.Join(root, "a"), ""},
-		{wish{dir: filepath.Join(root, "no", "such")}, root, "no"},
-		{wish{dir: filepath.Join(root, "no", "such"), name: "x"}, root, "no"},
-		{wish{dir: filepath.Join(root, "dangling", "x")}, root, "dangling"},
-		// ".." behind a symlink is the target's parent.
-		{wish{dir: root + "/link/.."}, filepath.Join(root, "a"), ""},
-	} {
-		dir, name, _ := existing(tt.in)
-		if dir != tt.dir || name != tt.name {
-			t.Errorf("%+v: %s, %q, want %s, %q", tt.in, dir, name, tt.dir, tt.name)
-		}
-	}
-	// Relative paths and the root come to an end.
-	for _, dir := range []string{"no-such-dir/x", "/", "/no-such-dir-at-all/x"} {
-		if got, _, _ := existing(wish{dir: dir}); strings.Contains(got, "no-such") {
-			t.Errorf("%s: %s", dir, got)
-		}
 	}
 }
 
@@ -695,26 +525,18 @@ func TestDotsBehindASymlink(t *testing.T) {
 	uses("b", 0)
 	d.replace(filepath.Join(d.conf, "deep", "b", "10.conf"), `{"type":"portmap"}`, 0o644)
 	uses("b", 1)
-	for path, want := range map[string]string{
-		link + "/../x": filepath.Join(d.conf, "deep", "x"), link + "/x": link + "/x", link + "/./": link,
-		"/../a": "/a", "a/../b": "b", "../a": "../a", "": ".", "/nowhere/a/../b": "/nowhere/b",
-	} {
-		if got := cleanPath(path); got != want {
-			t.Errorf("%q becomes %q, want %q", path, got, want)
-		}
-	}
 }
 
 // lateNotifier makes something of a directory just before it is watched, when
 // nobody is told of it.
 type lateNotifier struct {
-	notifier
+	confdir.Notifier
 	before func(path string)
 }
 
 func (l lateNotifier) Add(path string) error {
 	l.before(path)
-	return l.notifier.Add(path)
+	return l.Notifier.Add(path)
 }
 
 // The conf dir comes after it was missed and before its parent is watched: it
@@ -739,8 +561,8 @@ func TestWatchOfDirThatComesMeanwhile(t *testing.T) {
 	n := d.network()
 	n.pace.poll = time.Hour
 	var late atomic.Bool
-	n.notifier = func() (notifier, error) {
-		inner, err := newFSNotifier()
+	n.notifier = func() (confdir.Notifier, error) {
+		inner, err := confdir.NewNotifier()
 		return lateNotifier{inner, func(path string) {
 			if path == parent && late.CompareAndSwap(true, false) {
 				list("first")

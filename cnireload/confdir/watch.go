@@ -1,7 +1,7 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cnireload
+package confdir
 
 import (
 	"errors"
@@ -16,23 +16,24 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// notifier is the part of fsnotify's Watcher that is used, so that tests can
+// Notifier is the part of fsnotify's Watcher that is used, so that tests can
 // stand in for the operating system.
-type notifier interface {
+type Notifier interface {
 	Add(path string) error
 	Remove(path string) error
 	WatchList() []string
 	Close() error
-	events() <-chan fsnotify.Event
-	errors() <-chan error
+	Events() <-chan fsnotify.Event
+	Errors() <-chan error
 }
 
 type fsnotifier struct{ *fsnotify.Watcher }
 
-func (f fsnotifier) events() <-chan fsnotify.Event { return f.Events }
-func (f fsnotifier) errors() <-chan error          { return f.Errors }
+func (f fsnotifier) Events() <-chan fsnotify.Event { return f.Watcher.Events }
+func (f fsnotifier) Errors() <-chan error          { return f.Watcher.Errors }
 
-func newFSNotifier() (notifier, error) {
+// NewNotifier returns fsnotify's.
+func NewNotifier() (Notifier, error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return nil, err
@@ -40,20 +41,20 @@ func newFSNotifier() (notifier, error) {
 	return fsnotifier{w}, nil
 }
 
-// wish is a directory whose changes matter: all of them, or only those of one
+// Wish is a directory whose changes matter: all of them, or only those of one
 // name in it.
-type wish struct {
-	dir  string
-	name string // empty: every name
+type Wish struct {
+	Dir  string
+	Name string // empty: every name
 }
 
-// watcher turns changes in a set of directories into "look again". Losing a
+// Watcher turns changes in a set of directories into "look again". Losing a
 // watch, or never getting one, is a state of it and not an error.
 //
-// It belongs to one goroutine, except for dirty.
-type watcher struct {
-	open    func() (notifier, error)
-	backend notifier
+// It belongs to one goroutine, except for Dirty.
+type Watcher struct {
+	open    func() (Notifier, error)
+	backend Notifier
 	pumped  chan struct{} // closed when the backend's pump has ended
 	armed   map[string]os.FileInfo
 	filter  atomic.Pointer[map[string][]string]
@@ -62,14 +63,16 @@ type watcher struct {
 	dirty chan struct{}
 }
 
-func newWatcher(open func() (notifier, error)) *watcher {
-	return &watcher{open: open, armed: make(map[string]os.FileInfo), dirty: make(chan struct{}, 1)}
+// NewWatcher returns one that watches nothing yet. open is called for a notifier
+// when one is needed.
+func NewWatcher(open func() (Notifier, error)) *Watcher {
+	return &Watcher{open: open, armed: make(map[string]os.FileInfo), dirty: make(chan struct{}, 1)}
 }
 
-// arm watches what the wishes name, and nothing else. It returns whether a
+// Arm watches what the wishes name, and nothing else. It returns whether a
 // watch was added, in which case what was read before may be out of date, and
 // why changes may go unnoticed until the next poll, if so.
-func (w *watcher) arm(wishes []wish) (added bool, failures error) {
+func (w *Watcher) Arm(wishes []Wish) (added bool, failures error) {
 	if err := w.ensure(); err != nil {
 		return false, err
 	}
@@ -120,7 +123,7 @@ type directory struct {
 
 // gather finds the directories that the wishes come down to. One that goes by
 // several names appears once, because the kernel has one watch for it.
-func gather(wishes []wish) []directory {
+func gather(wishes []Wish) []directory {
 	var dirs []directory
 	for _, wi := range wishes {
 		path, name, info := existing(wi)
@@ -138,11 +141,11 @@ func gather(wishes []wish) []directory {
 }
 
 // ensure has a working backend in place, a new one if the last has ended.
-func (w *watcher) ensure() error {
+func (w *Watcher) ensure() error {
 	if w.backend != nil {
 		select {
 		case <-w.pumped:
-			w.close()
+			w.Close()
 		default:
 			return nil
 		}
@@ -159,9 +162,9 @@ func (w *watcher) ensure() error {
 
 // pump turns events into the dirty token, so that the backend never waits for
 // the owner, who may be calling it. It ends when the backend is closed.
-func (w *watcher) pump(backend notifier, done chan<- struct{}) {
+func (w *Watcher) pump(backend Notifier, done chan<- struct{}) {
 	defer close(done)
-	events, errs := backend.events(), backend.errors()
+	events, errs := backend.Events(), backend.Errors()
 	for {
 		select {
 		case e, ok := <-events:
@@ -183,7 +186,7 @@ func (w *watcher) pump(backend notifier, done chan<- struct{}) {
 }
 
 // relevant tells whether a change of that path can matter.
-func (w *watcher) relevant(path string) bool {
+func (w *Watcher) relevant(path string) bool {
 	filter := w.filter.Load()
 	if filter == nil {
 		return true
@@ -198,14 +201,18 @@ func (w *watcher) relevant(path string) bool {
 	return slices.Contains(names, "") || slices.Contains(names, filepath.Base(path))
 }
 
-func (w *watcher) mark() {
+// Dirty holds one token while something has changed since it was last taken out.
+func (w *Watcher) Dirty() <-chan struct{} { return w.dirty }
+
+func (w *Watcher) mark() {
 	select {
 	case w.dirty <- struct{}{}:
 	default:
 	}
 }
 
-func (w *watcher) close() {
+// Close ends the watch. Arm begins it again.
+func (w *Watcher) Close() {
 	if w.backend == nil {
 		return
 	}
@@ -215,10 +222,10 @@ func (w *watcher) close() {
 	clear(w.armed)
 }
 
-// existing turns a wish for a directory that does not exist into one for the
+// existing turns a Wish for a directory that does not exist into one for the
 // name that is missing in its nearest existing parent.
-func existing(wi wish) (dir, name string, info os.FileInfo) {
-	dir, name = cleanPath(wi.dir), wi.name
+func existing(wi Wish) (dir, name string, info os.FileInfo) {
+	dir, name = CleanPath(wi.Dir), wi.Name
 	for {
 		info, err := os.Stat(dir)
 		if !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {
@@ -228,10 +235,10 @@ func existing(wi wish) (dir, name string, info os.FileInfo) {
 	}
 }
 
-// cleanPath is filepath.Clean by the kernel's rules: ".." behind a symlink is
+// CleanPath is filepath.Clean by the kernel's rules: ".." behind a symlink is
 // the parent of what the link leads to. Other links stay as they are, because
 // where they lead can change.
-func cleanPath(path string) string {
+func CleanPath(path string) string {
 	clean := filepath.VolumeName(path)
 	parts := strings.Split(filepath.ToSlash(path[len(clean):]), "/")
 	if !slices.Contains(parts, "..") {

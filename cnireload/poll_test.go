@@ -11,10 +11,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
-// The watch works but is silent about what happens: polls that spare the files
-// behind the one in use find every change of what must be in use.
+// The watch works but reports nothing: polls find every change.
 func TestPollFindsWhatNoEventTells(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
@@ -22,7 +24,7 @@ func TestPollFindsWhatNoEventTells(t *testing.T) {
 	d.write("20-b.conflist", conflist("1.0.0", "b", "fakenet"))
 	d.write("30-c.conflist", conflist("1.0.0", "c", "fakenet"))
 	n := d.network()
-	n.notifier = func() (notifier, error) { return newStubNotifier(), nil }
+	n.notifier = func() (confdir.Notifier, error) { return watchstub.New(), nil }
 	n.Start()
 	uses := func(name string) {
 		t.Helper()
@@ -64,7 +66,7 @@ func TestPollFindsWhatNoEventTells(t *testing.T) {
 		// Polls with nothing new in between.
 		time.Sleep(3 * n.pace.poll)
 	}
-	// What is outdated of a file behind does not stay so for long.
+	// Also of a file that is not in use.
 	d.write("30-c.conflist", conflist("7.7.7", "c", "fakenet"))
 	eventually(t, func() string {
 		for _, s := range n.Snapshot().Skipped {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // Snapshot is everything known about a network at one moment. It is immutable:
@@ -87,7 +89,7 @@ type NetworkState struct {
 }
 
 // DropInState names a drop-in file that is part of a list.
-type DropInState = dropIn
+type DropInState = confdir.DropIn
 
 // Role says who runs a plugin.
 type Role string
@@ -155,7 +157,7 @@ type attachment struct {
 // network is a list in the course of being put into use.
 type network struct {
 	attachment
-	file       *confFile // nil for loopback
+	file       *confdir.File // nil for loopback
 	plugins    []plugin
 	staleError error
 	staleSince time.Time
@@ -178,7 +180,7 @@ func (n *network) key() string {
 	if n.file == nil {
 		return n.ifName + "\x00" + n.list.Name
 	}
-	return n.ifName + "\x00" + n.file.identity()
+	return n.ifName + "\x00" + n.file.Identity()
 }
 
 // describe names the network and where it comes from, for messages.
@@ -186,7 +188,7 @@ func (n *network) describe() string {
 	if n.file == nil {
 		return fmt.Sprintf("network %q", n.list.Name)
 	}
-	return fmt.Sprintf("network %q in %s", n.list.Name, n.file.path)
+	return fmt.Sprintf("network %q in %s", n.list.Name, n.file.Path)
 }
 
 // state describes the network with what is known of its plugins.
@@ -200,7 +202,7 @@ func (n *network) state(plugins []PluginState) NetworkState {
 		StaleSince: n.staleSince,
 	}
 	if n.file != nil {
-		s.File, s.SHA256, s.DropIns = n.file.path, n.file.sum, n.file.dropIns
+		s.File, s.SHA256, s.DropIns = n.file.Path, n.file.Sum, n.file.DropIns
 	}
 	return s
 }
