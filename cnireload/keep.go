@@ -76,15 +76,15 @@ func (n *Network) newCollector() *gc.Collector {
 	return &gc.Collector{
 		Guard: &gcGuard,
 		Log:   func() *log.Entry { return n.logger(n.ctx) },
-		Ready: func() bool { return n.Snapshot().Ready() },
-		Networks: func() (networks []gc.Network) {
-			for _, a := range n.Snapshot().attachments {
+		Networks: func() (networks []gc.Network, ready bool) {
+			s := n.Snapshot()
+			for _, a := range s.attachments {
 				// The loopback list has an earlier version.
 				if hasNewVerbs(a.list.CNIVersion) && !a.list.DisableGC {
 					networks = append(networks, gc.Network{List: a.list, Interface: a.ifName})
 				}
 			}
-			return networks
+			return networks, s.Ready()
 		},
 		Pods: func(ctx context.Context) (map[string]bool, error) {
 			ctx, cancel := withBound(ctx, "GC")

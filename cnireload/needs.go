@@ -115,12 +115,10 @@ func (d *delNeeds) closed(ctx context.Context, list *libcni.NetworkConfigList, c
 // thread. A call waits no longer than one check may take; the check goes on.
 func (n *Network) lookAt(id string, check func() error) error {
 	result := n.gateLooks.DoChan(id, func() (any, error) { return nil, check() })
-	bound := time.NewTimer(gateBound + gateBound/10)
-	defer bound.Stop()
 	select {
 	case r := <-result:
 		return r.Err
-	case <-bound.C:
+	case <-time.After(gateBound + gateBound/10):
 		return errSilent
 	}
 }

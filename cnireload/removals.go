@@ -89,12 +89,10 @@ func (n *Network) retryOwed(ctx context.Context) bool {
 // removeOwed does a removal that is owed, with the lists that it was stored with.
 // If a caller asks for the removal of the pod at the same time, both are one.
 func (n *Network) removeOwed(ctx context.Context, r *owed.Removal) error {
-	result := n.removals.DoChan(r.ID, func() (any, error) {
-		n.gc.Guard.Enter()
-		defer n.gc.Guard.Leave()
+	return n.once(ctx, r.ID, func() error {
 		attachments, err := attachmentsOf(r)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		ns := namespaceOf(r)
 		if !isNamespace(ns.path) {
@@ -102,22 +100,16 @@ func (n *Network) removeOwed(ctx context.Context, r *owed.Removal) error {
 		}
 		done := n.removeFromAll(ctx, attachments, ns, boundOf("DEL"), true)
 		if cause := context.Cause(ctx); cause != nil {
-			return nil, cause
+			return cause
 		}
 		if err := done.err(); err != nil {
-			return nil, err
+			return err
 		}
 		n.owed.Done(r.ID)
 		n.forget(r.ID)
 		log.G(ctx).Infof("cni: the removal of pod %s, owed since %s, is done", r.ID, r.Since.UTC().Format(time.RFC3339))
-		return nil, nil
+		return nil
 	})
-	select {
-	case r := <-result:
-		return r.Err
-	case <-ctx.Done():
-		return context.Cause(ctx) // a caller's own removal goes on
-	}
 }
 
 // beginADD records that an ADD begins, with its lists: should this process be

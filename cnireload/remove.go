@@ -49,10 +49,16 @@ func (n *Network) Remove(ctx context.Context, id string, path string, opts ...Na
 	if n.released(id) || n.pods.get(id).removed {
 		return nil // its caller was told so before
 	}
+	return n.once(ctx, id, func() error { return n.remove(context.WithoutCancel(ctx), ns) })
+}
+
+// once runs a removal of the pod, unless one runs already, and returns the result
+// of that which runs. The removal goes on when ctx ends.
+func (n *Network) once(ctx context.Context, id string, remove func() error) error {
 	result := n.removals.DoChan(id, func() (any, error) {
 		n.gc.Guard.Enter()
 		defer n.gc.Guard.Leave()
-		return nil, n.remove(context.WithoutCancel(ctx), ns)
+		return nil, remove()
 	})
 	select {
 	case r := <-result:
@@ -304,12 +310,10 @@ func (n *Network) awaitSearch() {
 	if n.config.sandboxes == nil {
 		return
 	}
-	bound := time.NewTimer(startBound)
-	defer bound.Stop()
 	select {
 	case <-n.searched:
 	case <-n.ctx.Done():
-	case <-bound.C:
+	case <-time.After(startBound):
 	}
 }
 
@@ -318,14 +322,9 @@ func (n *Network) awaitSearch() {
 func (n *Network) awaitAgent(ctx context.Context, attachments []attachment) {
 	ctx, cancel := context.WithTimeout(ctx, min(n.pace.agent, boundOf("DEL")))
 	defer cancel()
-	var pause *time.Ticker
 	for n.newDELNeeds().waitFor(ctx, attachments, false) != nil {
-		if pause == nil {
-			pause = time.NewTicker(n.pace.gate)
-			defer pause.Stop()
-		}
 		select {
-		case <-pause.C:
+		case <-time.After(n.pace.gate):
 		case <-ctx.Done():
 			return
 		case <-n.ctx.Done():

@@ -66,10 +66,9 @@ type Network struct {
 type Collector struct {
 	Guard *Guard
 	Log   func() *log.Entry
-	// Ready tells whether the networks can be used. GC waits until they can.
-	Ready func() bool
-	// Networks returns the lists in use that know GC.
-	Networks func() []Network
+	// Networks returns the lists in use that know GC, and whether they can be used.
+	// GC waits until they can.
+	Networks func() (networks []Network, ready bool)
 	// Pods returns the ids of all pods that exist.
 	Pods func(context.Context) (map[string]bool, error)
 	// Cached returns the attachments in libcni's cache.
@@ -109,7 +108,8 @@ func (c *Collector) Run(ctx context.Context) {
 		if gaveWay >= patientAfter {
 			wait = patience
 		}
-		if !c.Ready() || !c.Guard.Alone(ctx, wait, c.collect) {
+		networks, ready := c.Networks()
+		if !ready || !c.Guard.Alone(ctx, wait, func(ctx context.Context) { c.collect(ctx, networks) }) {
 			timer.Reset(c.Poll)
 			continue
 		}
@@ -136,10 +136,10 @@ func (c *Collector) Run(ctx context.Context) {
 }
 
 // collect runs GC once for each network.
-func (c *Collector) collect(ctx context.Context) {
+func (c *Collector) collect(ctx context.Context, networks []Network) {
 	result := &Result{}
 	var errs []error
-	for _, n := range c.Networks() {
+	for _, n := range networks {
 		stale, err := c.collectOne(ctx, n)
 		result.Stale += stale
 		if err != nil {

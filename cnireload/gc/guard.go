@@ -43,11 +43,9 @@ func (g *Guard) Enter() {
 		return
 	}
 	gc.end()
-	bound := time.NewTimer(gc.patience + g.EndBound)
-	defer bound.Stop()
 	select {
 	case <-gc.done:
-	case <-bound.C:
+	case <-time.After(gc.patience + g.EndBound):
 	}
 }
 

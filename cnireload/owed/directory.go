@@ -4,18 +4,18 @@
 package owed
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
 
-// directory is what the stores of this process share that keep their files in one
-// directory.
+// directory is what the open stores of this process share that keep their files
+// in one directory. Its lock protects them, too.
 type directory struct {
-	mu       sync.Mutex
-	handlers map[string]int  // open stores of each runtime handler
-	failed   map[string]bool // for each pod whose removal is owed, whether its ADD has failed
-	trying   bool            // a retry for a pod whose ADD has failed is under way
-	next     time.Time       // the next of these is not tried before
+	mu     sync.Mutex
+	stores []*Store
+	trying bool      // a retry for a pod whose ADD has failed is under way
+	next   time.Time // the next of these is not tried before
 }
 
 var directories = struct {
@@ -23,90 +23,59 @@ var directories = struct {
 	byPath map[string]*directory
 }{byPath: make(map[string]*directory)}
 
-func openDirectory(dir, handler string) *directory {
+// open adds the store to those of its directory.
+func (s *Store) open() {
 	directories.Lock()
 	defer directories.Unlock()
-	d := directories.byPath[dir]
-	if d == nil || dir == "" {
-		d = &directory{handlers: make(map[string]int), failed: make(map[string]bool)}
-		directories.byPath[dir] = d
+	d := directories.byPath[s.dir]
+	if d == nil || s.dir == "" {
+		d = &directory{}
+		directories.byPath[s.dir] = d
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.handlers[handler]++
-	return d
+	s.directory, d.stores = d, append(d.stores, s)
 }
 
-// close ends one store of the handler, which has owed removals of these pods.
-func (d *directory) close(dir, handler string, ids []string) {
+// Close gives up the network's part in the directory. What is stored stays. It
+// can be called again.
+func (s *Store) Close() {
 	directories.Lock()
 	defer directories.Unlock()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, id := range ids {
-		delete(d.failed, id)
-	}
-	if d.handlers[handler]--; d.handlers[handler] == 0 {
-		delete(d.handlers, handler)
-	}
-	if len(d.handlers) == 0 && directories.byPath[dir] == d {
-		delete(directories.byPath, dir)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stores = slices.DeleteFunc(s.stores, func(o *Store) bool { return o == s })
+	if len(s.stores) == 0 && directories.byPath[s.dir] == s.directory {
+		delete(directories.byPath, s.dir)
 	}
 }
 
-// has tells whether a network of the handler is there.
-func (d *directory) has(handler string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.handlers[handler] > 0
+// owns tells whether what a network of the handler has stored is this store's.
+func (s *Store) owns(handler string) bool {
+	if handler == s.handler {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return (s.handler == "" || s.handler == "default") && !slices.ContainsFunc(s.stores, func(o *Store) bool { return o.handler == handler })
 }
 
-// take counts a pod, if the limits allow it.
-func (d *directory) take(id string, failedADD bool) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	was, counted := d.failed[id]
-	if !counted && len(d.failed) >= Max {
-		return ErrTooMany
-	}
-	if failedADD && !was {
-		count := 0
-		for _, f := range d.failed {
-			if f {
-				count++
+// room returns which limit keeps one more pod from being owed; the lock is held.
+func (d *directory) room(failedADD bool) error {
+	all, failed := 0, 0
+	for _, s := range d.stores {
+		all += len(s.removals)
+		for _, r := range s.removals {
+			if !r.Released {
+				failed++
 			}
 		}
-		if count >= MaxFailedADD {
-			return ErrTooManyFailedADD
-		}
 	}
-	d.failed[id] = failedADD
+	switch {
+	case all >= Max:
+		return ErrTooMany
+	case failedADD && failed >= MaxFailedADD:
+		return ErrTooManyFailedADD
+	}
 	return nil
-}
-
-func (d *directory) leave(id string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.failed, id)
-}
-
-// begin tells whether a retry for a pod whose ADD has failed may begin: one is
-// tried at a time, and after one that fails there is a pause. It ends with end.
-func (d *directory) begin() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.trying || time.Now().Before(d.next) {
-		return false
-	}
-	d.trying = true
-	return true
-}
-
-func (d *directory) end(err error, pause time.Duration) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.trying = false
-	if err != nil {
-		d.next = time.Now().Add(pause)
-	}
 }

@@ -40,21 +40,7 @@ func (s *Store) BeginADD(r Removal) error {
 		return nil
 	}
 	r.Handler = s.handler
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	path := s.begunPath(r.ID)
-	err = os.WriteFile(path+".tmp", b, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-			err = os.WriteFile(path+".tmp", b, 0o600)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(path+".tmp", path)
+	return write(s.begunPath(r.ID), &r, false)
 }
 
 // EndADD forgets the record of an ADD: its caller knows that it has succeeded, or
@@ -138,14 +124,20 @@ func readFile(path string) (*Removal, error) {
 	return &r, nil
 }
 
-// write puts a record in place in one step, and syncs it.
-func write(path string, r *Removal) error {
+// write puts a record in place in one step.
+func write(path string, r *Removal, sync bool) error {
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
+	}
+	if !sync {
+		if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+			return err
+		}
+		return os.Rename(path+".tmp", path)
 	}
 	f, err := atomicfile.New(path, 0o600)
 	if err != nil {
@@ -156,11 +148,4 @@ func write(path string, r *Removal) error {
 		return err
 	}
 	return f.Close()
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -22,7 +22,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -88,20 +89,19 @@ type Summary struct {
 type Store struct {
 	dir     string // empty: nothing is kept
 	handler string
-	shared  *directory
+	*directory
 
 	loading sync.Once
 	loaded  chan struct{} // closed when what an earlier process left is known
-	closing sync.Once
 
-	mu       sync.Mutex
+	// The directory's lock protects these.
 	removals map[string]*removal
-	trying   int // retries under way
+	retrying int // how many retries are under way
 	retries  sync.WaitGroup
 	wake     chan struct{} // holds at most one token
 }
 
-// removal is a Removal and how its retries went. The store's lock protects all
+// removal is a Removal and how its retries went. The directory's lock protects all
 // but the Removal.
 type removal struct {
 	*Removal
@@ -117,19 +117,9 @@ type removal struct {
 // a directory. What a handler has left there that has no network any more belongs
 // to the default network, whose handler is "" or "default".
 func Open(dir, handler string) *Store {
-	return &Store{dir: dir, handler: handler, shared: openDirectory(dir, handler),
-		removals: make(map[string]*removal), wake: make(chan struct{}, 1), loaded: make(chan struct{})}
-}
-
-// Close gives up the network's part in the directory. What is stored stays. It
-// can be called again.
-func (s *Store) Close() {
-	s.closing.Do(func() {
-		s.mu.Lock()
-		ids := slices.Collect(maps.Keys(s.removals))
-		s.mu.Unlock()
-		s.shared.close(s.dir, s.handler, ids)
-	})
+	s := &Store{dir: dir, handler: handler, removals: make(map[string]*removal), wake: make(chan struct{}, 1), loaded: make(chan struct{})}
+	s.open()
+	return s
 }
 
 // Load reads what an earlier process has left, once, and waits until that is
@@ -142,8 +132,6 @@ func (s *Store) Load(ctx context.Context, bound time.Duration) {
 				if !s.owns(r.Handler) {
 					continue
 				}
-				// At the limit, too: these were within it when they were stored.
-				_ = s.shared.take(r.ID, !r.Released)
 				s.mu.Lock()
 				if s.removals[r.ID] == nil {
 					s.removals[r.ID] = &removal{Removal: r, cause: r.Cause}
@@ -154,21 +142,9 @@ func (s *Store) Load(ctx context.Context, bound time.Duration) {
 	})
 	select {
 	case <-s.loaded:
-		return
-	default:
-	}
-	timer := time.NewTimer(bound)
-	defer timer.Stop()
-	select {
-	case <-s.loaded:
 	case <-ctx.Done():
-	case <-timer.C:
+	case <-time.After(bound):
 	}
-}
-
-// owns tells whether what a network of the handler has stored is this store's.
-func (s *Store) owns(handler string) bool {
-	return handler == s.handler || (s.handler == "" || s.handler == "default") && !s.shared.has(handler)
 }
 
 // Add stores a removal. It replaces one of the same pod. It fails when too many
@@ -178,16 +154,22 @@ func (s *Store) Add(r Removal) error {
 		return errors.New("there is no place to remember it")
 	}
 	r.Handler = s.handler
-	if err := s.shared.take(r.ID, !r.Released); err != nil {
+	s.mu.Lock()
+	before := s.removals[r.ID]
+	delete(s.removals, r.ID) // it does not count twice
+	if err := s.room(!r.Released); err != nil {
+		if before != nil {
+			s.removals[r.ID] = before
+		}
+		s.mu.Unlock()
 		return err
 	}
-	if err := write(s.path(r.ID), &r); err != nil {
+	s.removals[r.ID] = &removal{Removal: &r, cause: r.Cause, next: time.Now().Add(firstPause)}
+	s.mu.Unlock()
+	if err := write(s.path(r.ID), &r, true); err != nil {
 		s.forget(r.ID)
 		return fmt.Errorf("cannot remember the removal of pod %s: %w", r.ID, err)
 	}
-	s.mu.Lock()
-	s.removals[r.ID] = &removal{Removal: &r, cause: r.Cause, next: time.Now().Add(firstPause)}
-	s.mu.Unlock()
 	s.lookAgain()
 	return nil
 }
@@ -207,7 +189,7 @@ func (s *Store) Done(id string) {
 	if s.Get(id) == nil {
 		return
 	}
-	if err := remove(s.path(id)); err != nil {
+	if err := os.Remove(s.path(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.L.WithError(err).Warnf("cni: the removal of pod %s is done but cannot be forgotten, and will be done again", id)
 	}
 	s.forget(id)
@@ -215,9 +197,8 @@ func (s *Store) Done(id string) {
 
 func (s *Store) forget(id string) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.removals, id)
-	s.mu.Unlock()
-	s.shared.leave(id)
 }
 
 // List describes what is owed, oldest first.

@@ -98,10 +98,16 @@ func (s *Store) begin(r *removal, missing error) bool {
 	if r.waiting {
 		r.waiting, r.next = false, time.Time{}
 	}
-	if time.Now().Before(r.next) || s.trying >= MaxRetries || !r.Released && !s.shared.begin() {
+	if time.Now().Before(r.next) || s.retrying >= MaxRetries {
 		return false
 	}
-	s.trying++
+	if !r.Released {
+		if s.trying || time.Now().Before(s.next) {
+			return false
+		}
+		s.trying = true
+	}
+	s.retrying++
 	r.trying = true
 	return true
 }
@@ -110,12 +116,15 @@ func (s *Store) end(ctx context.Context, r *removal, err error, pause time.Durat
 	if err != nil && ctx.Err() == nil {
 		log.G(ctx).WithError(err).Debugf("cni: the removal of pod %s is still owed", r.ID)
 	}
-	if !r.Released {
-		s.shared.end(err, pause)
-	}
 	s.mu.Lock()
-	s.trying--
+	s.retrying--
 	r.trying = false
+	if !r.Released {
+		s.trying = false
+		if err != nil {
+			s.next = time.Now().Add(pause)
+		}
+	}
 	if err != nil {
 		r.next = time.Now().Add(min(firstPause<<min(r.attempts, 6), lastPause))
 		r.attempts++
