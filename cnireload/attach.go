@@ -168,11 +168,11 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	if err != nil {
 		return nil, err
 	}
-	n.turnstile.enter()
-	defer n.turnstile.leave()
+	n.gc.Guard.Enter()
+	defer n.gc.Guard.Leave()
 	begin := time.Now()
-	n.removed.forget(id)
-	n.begin(ctx, ns, s.attachments)
+	n.pods.forget(id)
+	n.beginADD(ctx, ns, s.attachments)
 	var result *Result
 	results, err := attach(ctx, s.attachments, ns)
 	if err == nil {
@@ -183,11 +183,11 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 		failure = n.lacksAddress(s.attachments, result)
 	}
 	if failure != nil {
-		n.tried.put(id, s.attachments)
+		n.pods.put(id, podState{failedADD: s.attachments})
 		n.trials.failedWith(ns.args["K8S_POD_UID"], s.Generation, failure, time.Since(begin))
 		return result, err
 	}
-	n.tombstones.ended(id)
+	n.owed.EndADD(id)
 	n.trials.succeeded(n.logger(n.ctx), ns.args["K8S_POD_UID"])
 	n.disprove(s.closedReported())
 	return result, nil

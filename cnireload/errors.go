@@ -73,29 +73,6 @@ func (e *pluginNotFound) reasons() string {
 func loadError(cause error) error {
 	return fmt.Errorf("cni config load failed: %w: %w", &notReady{cause: cause}, ErrLoad)
 }
-
-// joined is several errors on one line.
-type joined []error
-
-// oneLine joins errors like errors.Join, but on one line: they end up in
-// conditions and log lines.
-func oneLine(errs []error) error {
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return joined(errs)
-}
-
-func (e joined) Error() string {
-	texts := make([]string, len(e))
-	for i, err := range e {
-		texts[i] = err.Error()
-	}
-	return strings.Join(texts, "; ")
-}
-
-func (e joined) Unwrap() []error { return e }
-
 func errorText(err error) string {
 	if err == nil {
 		return ""

@@ -16,12 +16,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cnireload/cnireload/cnireload/gc"
 )
 
 // exists returns an option with sandboxes of these ids.
@@ -264,11 +265,11 @@ func (d *gcNode) busy(for_ time.Duration) (most, all time.Duration) {
 	for begin := time.Now(); time.Since(begin) < for_; {
 		time.Sleep(time.Second)
 		came := time.Now()
-		d.n.turnstile.enter()
+		d.n.gc.Guard.Enter()
 		waited := time.Since(came)
 		most, all = max(most, waited), all+waited
 		time.Sleep(100 * time.Millisecond)
-		d.n.turnstile.leave()
+		d.n.gc.Guard.Leave()
 	}
 	return most, all
 }
@@ -321,7 +322,7 @@ func TestGCThatHangsBesidePods(t *testing.T) {
 		if most > 5*time.Second || waited > 30*time.Second {
 			t.Errorf("pods waited for %s, %s in all", most, waited)
 		}
-		if s := d.n.LastSweep(); s == nil || !errors.Is(s.Err, errGaveWay) {
+		if s := d.n.LastSweep(); s == nil || !errors.Is(s.Err, gc.ErrGaveWay) {
 			t.Errorf("%+v", s)
 		}
 		if got := d.said(); len(got) > 0 {
@@ -362,7 +363,7 @@ func TestGCAfterStaleAttachments(t *testing.T) {
 			inGCNode(t, func(t *testing.T, d *gcNode) {
 				d.takes["DEL"] = takes
 				d.n.Start()
-				time.Sleep(staleBound + time.Second)
+				time.Sleep(gc.StaleBound + time.Second)
 				synctest.Wait()
 				s, got := d.n.LastSweep(), d.lines.take()
 				if s == nil || s.Stale != 2 {
@@ -379,7 +380,7 @@ func TestGCAfterStaleAttachments(t *testing.T) {
 					said := slices.ContainsFunc(got, func(l string) bool {
 						return strings.Contains(l, pod+` is gone, but was attached to network "a"`) && strings.Contains(l, "runc")
 					})
-					if failed := takes > staleBound; said == failed || failed != (s.Err != nil && strings.Contains(s.Err.Error(), pod)) {
+					if failed := takes > gc.StaleBound; said == failed || failed != (s.Err != nil && strings.Contains(s.Err.Error(), pod)) {
 						t.Errorf("%s: said %t in %q, %v", pod, said, got, s.Err)
 					}
 				}
@@ -403,7 +404,7 @@ func TestGCGivesWay(t *testing.T) {
 	if _, err := n.Setup(context.Background(), "new", "/ns"); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(start); took > giveWayBound+5*time.Second {
+	if took := time.Since(start); took > gcGuard.EndBound+5*time.Second {
 		t.Errorf("ADD took %s", took)
 	}
 	eventually(t, func() string {
@@ -412,60 +413,4 @@ func TestGCGivesWay(t *testing.T) {
 		}
 		return ""
 	})
-}
-
-func TestTurnstile(t *testing.T) {
-	t.Parallel()
-	var ts turnstile
-	ts.enter()
-	if ts.alone(context.Background(), 0, func(context.Context) { t.Error("not alone") }) {
-		t.Error("said to be alone")
-	}
-	ts.leave()
-	var order []string
-	inside := make(chan struct{})
-	var entered atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		<-inside
-		ts.enter()
-		entered.Store(true)
-		ts.leave()
-		close(done)
-	}()
-	if !ts.alone(context.Background(), 0, func(ctx context.Context) {
-		order = append(order, "begin")
-		if ts.alone(ctx, 0, func(context.Context) {}) {
-			t.Error("two at once")
-		}
-		close(inside)
-		<-ctx.Done()
-		if !errors.Is(context.Cause(ctx), errGaveWay) || entered.Load() {
-			t.Errorf("ended by %v, entered %t", context.Cause(ctx), entered.Load())
-		}
-		order = append(order, "end")
-	}) {
-		t.Error("not alone")
-	}
-	<-done
-	if !slices.Equal(order, []string{"begin", "end"}) {
-		t.Errorf("order %q", order)
-	}
-	// One that does not end is not waited for.
-	release := make(chan struct{})
-	began := make(chan struct{})
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		ts.alone(context.Background(), 0, func(context.Context) { close(began); <-release })
-	}()
-	<-began
-	start := time.Now()
-	ts.enter()
-	if took := time.Since(start); took < giveWayBound {
-		t.Errorf("entered after %s", took)
-	}
-	ts.leave()
-	close(release)
-	<-ended
 }

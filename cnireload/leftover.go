@@ -47,8 +47,8 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 			own[s.ID] = true
 		}
 	}
-	for _, t := range n.tombstones.list() {
-		own[t.ID] = true
+	for _, o := range n.owed.List() {
+		own[o.ID] = true
 	}
 	var adopted []*process
 	for _, f := range found {

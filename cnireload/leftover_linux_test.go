@@ -236,12 +236,10 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 		t.Errorf("shown are %q", got)
 	}
 	d.must(n.Remove(context.Background(), "pod-1", "/ns"))
-	if owed := n.Tombstones(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "ADD") {
+	if owed := n.OwedRemovals(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "ADD") {
 		t.Fatalf("owed: %+v", owed)
 	}
-	n.tombstones.mu.Lock()
-	n.tombstones.graves["pod-1"].next = time.Time{}
-	n.tombstones.mu.Unlock()
+	n.owed.RetryNow("pod-1")
 	before := d.count("first", "DEL")
 	stays(t, 150*time.Millisecond, func() string {
 		if d.count("first", "DEL") != before {
@@ -251,8 +249,8 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 	})
 	n.running.end(stuck)
 	eventually(t, func() string {
-		if len(n.Tombstones()) > 0 {
-			return fmt.Sprint(n.Tombstones())
+		if len(n.OwedRemovals()) > 0 {
+			return fmt.Sprint(n.OwedRemovals())
 		}
 		return ""
 	})

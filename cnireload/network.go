@@ -13,8 +13,11 @@ import (
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/gc"
+	"github.com/cnireload/cnireload/cnireload/owed"
 	"github.com/cnireload/cnireload/internal/oneline"
 )
 
@@ -81,10 +84,10 @@ type pace struct {
 	gate time.Duration
 	// agent is how long a removal waits for an agent, at most.
 	agent time.Duration
-	// replay is how often what is owed is looked at.
-	replay time.Duration
-	// sweep is when a GC that did not finish is tried again first.
-	sweep time.Duration
+	// owed is how often the removals that are owed are looked at.
+	owed time.Duration
+	// gc is the first pause after a GC that did not finish.
+	gc time.Duration
 }
 
 var defaultPace = pace{
@@ -94,29 +97,23 @@ var defaultPace = pace{
 	statusRetry:  time.Second,
 	gate:         500 * time.Millisecond,
 	agent:        30 * time.Second,
-	replay:       time.Second,
-	sweep:        time.Minute,
+	owed:         time.Second,
+	gc:           time.Minute,
 }
 
 // Network is the networks of one configuration directory. Its methods can be
 // called concurrently; Status, Snapshot and GetConfig never wait.
 type Network struct {
-	config   config
-	cni      *libcni.CNIConfig
-	convert  resultConverter
-	snapshot atomic.Pointer[Snapshot]
-	calls    callLog
-	running  running
-	removals flights
-	// tried holds the lists of ADDs that have failed, failing since when DELs
-	// have.
-	tried   recollection[[]attachment]
-	failing recollection[failure]
-	// removed holds the pods that were removed completely.
-	removed    recollection[struct{}]
-	tombstones *tombstones
-	retries    retries
-	gateLooks  flights
+	config    config
+	cni       *libcni.CNIConfig
+	convert   resultConverter
+	snapshot  atomic.Pointer[Snapshot]
+	calls     callLog
+	running   running
+	removals  singleflight.Group // by pod
+	pods      podStates
+	owed      *owed.Store
+	gateLooks singleflight.Group // by gate
 	// uninstalled holds the types of plugins that are said to be so.
 	uninstalled sync.Map
 	trials      trials
@@ -127,7 +124,7 @@ type Network struct {
 	// disproved holds the ids of closed gates without which an ADD succeeded.
 	disproved atomic.Pointer[map[string]bool]
 	pace      pace
-	turnstile *turnstile
+	gc        *gc.Collector // and its Guard
 
 	requests chan request
 	ctx      context.Context // ends with Close
@@ -137,7 +134,6 @@ type Network struct {
 	keeping  sync.Once
 	kept     chan struct{} // closed when keep has ended
 	searched chan struct{} // closed when left-over plugins have been looked for
-	swept    atomic.Pointer[Sweep]
 	made     time.Time
 }
 
@@ -163,10 +159,9 @@ func New(opts ...Opt) (*Network, error) {
 		searched: make(chan struct{}),
 		made:     time.Now(),
 
-		turnstile:  &exclusive,
-		tombstones: newTombstones(c.tombstoneDir, c.handler),
+		owed: owed.Open(c.owedDir, c.handler),
 	}
-	n.retries.slots = make(chan struct{}, maxRetries)
+	n.gc = n.newCollector()
 	n.exec = &countedExec{Exec: &boundedExec{running: &n.running}, calls: &n.calls}
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -203,7 +198,7 @@ func (n *Network) Close() error {
 	n.start.Do(func() { close(n.ended) })
 	n.keeping.Do(func() { close(n.kept); close(n.searched) })
 	n.running.close()
-	defer n.tombstones.close()
+	defer n.owed.Close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
 	for _, work := range []chan struct{}{n.ended, n.kept} {

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/gc"
 )
 
 // node is a node's directories, with fake plugins that log every call and answer
@@ -271,8 +273,8 @@ func (d *node) network(opts ...Opt) *Network {
 	}, opts...)...)
 	d.must(err)
 	n.pace = pace{poll: 100 * time.Millisecond, upgradeGrace: 300 * time.Millisecond, status: 100 * time.Millisecond, statusRetry: 50 * time.Millisecond, gate: 50 * time.Millisecond,
-		agent: 100 * time.Millisecond, replay: 20 * time.Millisecond, sweep: 20 * time.Millisecond}
-	n.turnstile = &turnstile{} // other tests' pods are no reason to give way
+		agent: 100 * time.Millisecond, owed: 20 * time.Millisecond, gc: 20 * time.Millisecond}
+	n.gc.Guard = &gc.Guard{EndBound: gcGuard.EndBound} // other tests' pods are no reason to give way
 	d.t.Cleanup(func() { _ = n.Close() })
 	return n
 }

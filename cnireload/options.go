@@ -82,10 +82,10 @@ type config struct {
 	readyFiles  []string
 	readyWait   time.Duration
 
-	tombstoneDir string
-	delGrace     time.Duration
-	sandboxes    func(context.Context) ([]Sandbox, error)
-	collect      bool
+	owedDir   string
+	delGrace  time.Duration
+	sandboxes func(context.Context) ([]Sandbox, error)
+	collect   bool
 }
 
 // recipe says what Load puts together.
@@ -303,12 +303,12 @@ func setDuration(to *time.Duration, value string, otherwise time.Duration, key, 
 	return nil
 }
 
-// WithTombstones sets the directory that remembers removals which are to be
-// done later. Networks can share one. Without it nothing is remembered, and no
-// pod is let go before it is removed.
-func WithTombstones(dir string) Opt {
+// WithOwedRemovals sets the directory that keeps the removals that are owed.
+// Networks can share one. Without it nothing is kept, and no pod is let go before
+// it is removed.
+func WithOwedRemovals(dir string) Opt {
 	return func(c *config) error {
-		c.tombstoneDir = dir
+		c.owedDir = dir
 		return nil
 	}
 }

@@ -173,7 +173,7 @@ func (d *removalNode) addBoth() {
 	d.must(d.stock.Load(gocni.WithLoNetwork, gocni.WithDefaultConf))
 	_, err = d.stock.Setup(d.t.Context(), d.id("theirs"), namespaceThere)
 	d.must(err)
-	d.ours = d.network(WithLoNetwork, WithMinNetworkCount(2), WithTombstones(filepath.Join(d.answers, "owed")), WithDelGrace("100ms"))
+	d.ours = d.network(WithLoNetwork, WithMinNetworkCount(2), WithOwedRemovals(filepath.Join(d.answers, "owed")), WithDelGrace("100ms"))
 	d.ours.pace.poll, d.ours.pace.agent = time.Hour, 30*time.Millisecond
 	d.ours.Start()
 	becomesReady(d.t, d.ours)

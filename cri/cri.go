@@ -41,7 +41,7 @@ func (n Network) Option() cnireload.Opt {
 	}
 	if n.Sandboxes != nil {
 		opts = append(opts,
-			cnireload.WithTombstones(filepath.Join(n.Root, "cni-tombstones")),
+			cnireload.WithOwedRemovals(filepath.Join(n.Root, "cni-tombstones")),
 			cnireload.WithSandboxes(n.Sandboxes))
 	}
 	return cnireload.Options(opts...)

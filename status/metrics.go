@@ -90,7 +90,7 @@ func (v View) Metrics() []Metric {
 			held = w.trial.Held
 		}
 		add("network_held_pods", "How many pods wait for their turn because many have failed.", false, float64(held))
-		add("network_tombstones", "How many removals of pods are owed because they could not be done.", false, float64(len(w.tombstones)))
+		add("network_tombstones", "How many removals of pods are owed because they could not be done.", false, float64(len(w.owed)))
 	}
 	return metrics
 }

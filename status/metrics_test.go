@@ -76,7 +76,7 @@ func metricsOf(snapshots map[string]*cnireload.Snapshot, calls map[cnireload.Cal
 	v := view(snapshots, "default")
 	for name, l := range v.networks {
 		l.work = func() work {
-			return work{calls: calls, processes: someProcesses(2), tombstones: make([]cnireload.Tombstone, 3),
+			return work{calls: calls, processes: someProcesses(2), owed: make([]cnireload.OwedRemoval, 3),
 				trial: &cnireload.Trial{Failures: 20, Held: 7}}
 		}
 		v.networks[name] = l

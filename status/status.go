@@ -51,15 +51,15 @@ type look struct {
 // work is what a network's plugins have done, are at and are still to do. It is
 // no part of what the network is like.
 type work struct {
-	calls      map[cnireload.Call]cnireload.CallCount
-	processes  []cnireload.Process
-	tombstones []cnireload.Tombstone
-	sweep      *cnireload.Sweep // nil before the first
-	trial      *cnireload.Trial // nil unless pods are held back
+	calls     map[cnireload.Call]cnireload.CallCount
+	processes []cnireload.Process
+	owed      []cnireload.OwedRemoval
+	sweep     *cnireload.Sweep // nil before the first
+	trial     *cnireload.Trial // nil unless pods are held back
 }
 
 func workOf(n *cnireload.Network) work {
-	return work{calls: n.Calls(), processes: n.Processes(), tombstones: n.Tombstones(), sweep: n.LastSweep(), trial: n.Trial()}
+	return work{calls: n.Calls(), processes: n.Processes(), owed: n.OwedRemovals(), sweep: n.LastSweep(), trial: n.Trial()}
 }
 
 // Of looks at each network once. The keys are names of runtime handlers,
@@ -229,10 +229,10 @@ type Gate struct {
 // Calls is what plugins are at, and what is still to be asked of them. Each list
 // has its oldest entries, and no more than maxEntries.
 type Calls struct {
-	InFlight   []Process   `json:"inFlight"`
-	Abandoned  []Process   `json:"abandoned"`
-	LeftOver   []Process   `json:"leftOver"`
-	Tombstones []Tombstone `json:"tombstones"`
+	InFlight   []Process     `json:"inFlight"`
+	Abandoned  []Process     `json:"abandoned"`
+	LeftOver   []Process     `json:"leftOver"`
+	Tombstones []OwedRemoval `json:"tombstones"`
 	// Counts has the length of each list before it was cut.
 	Counts map[string]int `json:"counts"`
 }
@@ -247,8 +247,8 @@ type Process struct {
 	Age     string    `json:"age"`
 }
 
-// Tombstone is a removal that is owed.
-type Tombstone struct {
+// OwedRemoval is the removal of a pod that has to be done later.
+type OwedRemoval struct {
 	Sandbox  string    `json:"sandbox"`
 	Networks []string  `json:"networks"`
 	Since    time.Time `json:"since"`
@@ -276,7 +276,7 @@ const maxEntries = 64
 
 // calls describes the plugins' processes and the removals that are owed.
 func calls(w work) Calls {
-	c := Calls{InFlight: []Process{}, Abandoned: []Process{}, LeftOver: []Process{}, Tombstones: []Tombstone{},
+	c := Calls{InFlight: []Process{}, Abandoned: []Process{}, LeftOver: []Process{}, Tombstones: []OwedRemoval{},
 		Counts: make(map[string]int)}
 	lists := map[cnireload.ProcessState]struct {
 		name string
@@ -297,14 +297,13 @@ func calls(w work) Calls {
 				Since: p.Since, Age: time.Since(p.Since).Round(time.Millisecond).String()})
 		}
 	}
-	owed := w.tombstones
-	c.Counts["tombstones"] = len(owed)
-	for _, t := range owed[:min(len(owed), maxEntries)] {
+	c.Counts["tombstones"] = len(w.owed)
+	for _, t := range w.owed[:min(len(w.owed), maxEntries)] {
 		networks := []string{}
 		for _, name := range t.Networks {
 			networks = append(networks, printable(name))
 		}
-		c.Tombstones = append(c.Tombstones, Tombstone{Sandbox: printable(t.ID), Networks: networks, Since: t.Since,
+		c.Tombstones = append(c.Tombstones, OwedRemoval{Sandbox: printable(t.ID), Networks: networks, Since: t.Since,
 			Cause: printable(t.Cause), Attempts: t.Attempts})
 	}
 	return c

@@ -503,7 +503,7 @@ func TestCalls(t *testing.T) {
 			trial: &cnireload.Trial{Failures: 12, Since: at, Held: 3, Cause: bad}}
 		w.processes = append(w.processes, cnireload.Process{Plugin: bad, Verb: "DEL", ID: bad, State: cnireload.ProcessLeftOver})
 		for range 256 {
-			w.tombstones = append(w.tombstones, cnireload.Tombstone{ID: bad, Networks: []string{bad}, Since: at, Cause: bad, Attempts: 4})
+			w.owed = append(w.owed, cnireload.OwedRemoval{ID: bad, Networks: []string{bad}, Since: at, Cause: bad, Attempts: 4})
 		}
 		return w
 	}

@@ -36,3 +36,26 @@ func Of(s string) string {
 	}
 	return s[:cut] + more
 }
+
+// Join joins errors as errors.Join does, but on one line.
+func Join(errs []error) error {
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	return joined(errs)
+}
+
+type joined []error
+
+func (e joined) Error() string {
+	texts := make([]string, len(e))
+	for i, err := range e {
+		texts[i] = err.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (e joined) Unwrap() []error { return e }

@@ -23,6 +23,8 @@ import (
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/owed"
 )
 
 // namespaceThere is a network namespace that exists.
@@ -87,7 +89,7 @@ func TestRemoveTellsTheAgentThatIsThere(t *testing.T) {
 	agent, err := net.Listen("unix", old)
 	d.must(err)
 	d.write("10-a.conflist", conflist("1.0.0", "pods", entry(old), "portmap"))
-	n := d.network(WithTombstones(t.TempDir()))
+	n := d.network(WithOwedRemovals(t.TempDir()))
 	n.pace.poll, n.pace.agent = time.Hour, time.Minute
 	n.Start()
 	becomesReady(t, n)
@@ -114,7 +116,7 @@ func TestRemoveTellsTheAgentThatIsThere(t *testing.T) {
 	if stdin := got.Calls["DEL-eth0-kube-ovn"][0].Stdin.(map[string]any); stdin["server_socket"] != moved || stdin["prevResult"] == nil {
 		t.Errorf("kube-ovn was given %v", stdin)
 	}
-	if owed := n.Tombstones(); len(owed) > 0 {
+	if owed := n.OwedRemovals(); len(owed) > 0 {
 		t.Errorf("owed: %v", owed)
 	}
 	if left := readCache(t, d.cache, "pod-1"); len(left) > 0 {
@@ -137,7 +139,7 @@ func TestDELThatNobodyHeardIsOwed(t *testing.T) {
 	}
 	first := daemon()
 	d.write("10-a.conflist", conflist("1.0.0", "pods", `{"type":"multus-shim","daemonSocketDir":"`+dir+`"}`))
-	n := d.network(WithTombstones(t.TempDir()))
+	n := d.network(WithOwedRemovals(t.TempDir()))
 	n.pace.agent = 200 * time.Millisecond
 	n.Start()
 	becomesReady(t, n)
@@ -145,7 +147,7 @@ func TestDELThatNobodyHeardIsOwed(t *testing.T) {
 	d.must(err)
 	d.must(first.Close())
 	d.must(n.Remove(t.Context(), "pod-1", "/ns"))
-	if owed := n.Tombstones(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "multus.sock") {
+	if owed := n.OwedRemovals(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "multus.sock") {
 		t.Fatalf("owed: %+v", owed)
 	}
 	d.take("DEL")
@@ -163,7 +165,7 @@ func TestRemoveWithARefusedVersion(t *testing.T) {
 	d.install("main")
 	d.answer("main", "ADD", reply{out: result("0.4.0", "10.1.0.2")})
 	d.write("10-a.conflist", conflist("0.4.0", "pods", "main"))
-	n := d.started(WithTombstones(t.TempDir()), WithDelGrace("300ms"))
+	n := d.started(WithOwedRemovals(t.TempDir()), WithDelGrace("300ms"))
 	becomesReady(t, n)
 	for _, id := range []string{"pod-1", "pod-2"} {
 		_, err := n.Setup(t.Context(), id, "/ns")
@@ -176,16 +178,14 @@ func TestRemoveWithARefusedVersion(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	eventually(t, func() string { return errorText(n.Remove(t.Context(), "pod-1", "/ns")) })
-	if owed := n.Tombstones(); len(owed) != 1 {
+	if owed := n.OwedRemovals(); len(owed) != 1 {
 		t.Errorf("owed: %v", owed)
 	}
 	// The list in use takes its place, also in what is owed.
 	d.write("10-a.conflist", conflist("1.0.0", "pods", "main"))
 	d.must(n.Load())
 	d.must(n.Remove(t.Context(), "pod-2", "/ns"))
-	n.tombstones.mu.Lock()
-	n.tombstones.graves["pod-1"].next = time.Time{}
-	n.tombstones.mu.Unlock()
+	n.owed.RetryNow("pod-1")
 	owesNothing(t, n)
 }
 
@@ -195,7 +195,7 @@ func TestReplacedNetworkThatFailsIsOwed(t *testing.T) {
 	t.Parallel()
 	d, n := attachedNode(t, "unused")
 	d.must(n.Close())
-	n = d.started(WithTombstones(t.TempDir()), WithDelGrace("1h"))
+	n = d.started(WithOwedRemovals(t.TempDir()), WithDelGrace("1h"))
 	becomesReady(t, n)
 	_, err := n.Setup(t.Context(), "pod-1", "/ns")
 	d.must(err)
@@ -207,11 +207,8 @@ func TestReplacedNetworkThatFailsIsOwed(t *testing.T) {
 	if got, want := d.take("DEL").All, []string{"DEL eth0 c", "DEL eth0 b", "DEL eth0 a", "DEL eth0 other"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("DEL ran %q, want %q", got, want)
 	}
-	if owed := n.Tombstones(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "its API is gone") {
+	if owed := n.OwedRemovals(); len(owed) != 1 || !strings.Contains(owed[0].Cause, "its API is gone") {
 		t.Fatalf("owed: %+v", owed)
-	}
-	if left := readCache(t, d.cache, "pod-1"); len(left) > 0 {
-		t.Errorf("still cached: %v", left)
 	}
 	// CRI's second call does nothing.
 	d.must(n.Remove(t.Context(), "pod-1", ""))
@@ -219,9 +216,7 @@ func TestReplacedNetworkThatFailsIsOwed(t *testing.T) {
 		t.Errorf("DEL ran %q", got)
 	}
 	d.answer("b", "DEL", reply{})
-	n.tombstones.mu.Lock()
-	n.tombstones.graves["pod-1"].next = time.Time{}
-	n.tombstones.mu.Unlock()
+	n.owed.RetryNow("pod-1")
 	owesNothing(t, n)
 	got := d.take("DEL")
 	if want := []string{"DEL eth0 b"}; !reflect.DeepEqual(got.All, want) {
@@ -229,6 +224,9 @@ func TestReplacedNetworkThatFailsIsOwed(t *testing.T) {
 	}
 	if stdin := got.Calls["DEL-eth0-b"][0].Stdin.(map[string]any); stdin["prevResult"] == nil || stdin["name"] != "pods" {
 		t.Errorf("b was given %v", stdin)
+	}
+	if left := readCache(t, d.cache, "pod-1"); len(left) > 0 {
+		t.Errorf("still cached: %v", left)
 	}
 }
 
@@ -239,7 +237,7 @@ func TestRemoveWhenAllIsWiped(t *testing.T) {
 	d.must(n.Close())
 	d.install("loopback")
 	d.answer("loopback", "ADD", reply{out: `{"cniVersion":"0.3.1"}`})
-	n = d.started(WithLoNetwork, WithTombstones(t.TempDir()), WithDelGrace("300ms"))
+	n = d.started(WithLoNetwork, WithOwedRemovals(t.TempDir()), WithDelGrace("300ms"))
 	becomesReady(t, n)
 	_, err := n.Setup(t.Context(), "pod-1", "/ns")
 	d.must(err)
@@ -256,7 +254,7 @@ func TestRemoveWhenAllIsWiped(t *testing.T) {
 	if took := time.Since(begin); took < 300*time.Millisecond {
 		t.Errorf("let go after %s", took)
 	}
-	if owed := n.Tombstones(); len(owed) != 1 {
+	if owed := n.OwedRemovals(); len(owed) != 1 {
 		t.Fatalf("owed: %+v", owed)
 	}
 	// Another network comes into use: they have been uninstalled.
@@ -344,7 +342,7 @@ func TestListOfADDIsOnDiskBeforeIt(t *testing.T) {
 			d, n := attachedNode(t, "unused")
 			d.must(n.Close())
 			owedDir := filepath.Join(d.answers, "owed")
-			n = d.started(WithTombstones(owedDir))
+			n = d.started(WithOwedRemovals(owedDir))
 			becomesReady(t, n)
 			gate := filepath.Join(d.answers, "go")
 			d.answer("c", "ADD", reply{sh: fmt.Sprintf("until [ -e '%s' ]; do sleep 0.05; done", gate), out: result("1.0.0", "10.1.0.2")})
@@ -365,7 +363,7 @@ func TestListOfADDIsOnDiskBeforeIt(t *testing.T) {
 			})
 			d.write("10-pods.conflist", conflist("1.0.0", "next", "other"))
 			// The next process.
-			m := d.started(WithTombstones(owedDir), WithSandboxes(func(context.Context) ([]Sandbox, error) {
+			m := d.started(WithOwedRemovals(owedDir), WithSandboxes(func(context.Context) ([]Sandbox, error) {
 				if known {
 					return []Sandbox{{ID: "pod-1"}}, nil
 				}
@@ -379,17 +377,13 @@ func TestListOfADDIsOnDiskBeforeIt(t *testing.T) {
 				// Nobody asks for it.
 				eventually(t, func() string {
 					if d.count("a", "DEL") == 0 {
-						m.tombstones.mu.Lock()
-						defer m.tombstones.mu.Unlock()
-						for _, g := range m.tombstones.graves {
-							g.next = time.Time{}
-						}
+						m.owed.RetryNow("pod-1")
 						return "no DEL"
 					}
 					return ""
 				})
 				eventually(t, func() string {
-					if owed := m.Tombstones(); len(owed) > 0 {
+					if owed := m.OwedRemovals(); len(owed) > 0 {
 						return fmt.Sprintf("%+v", owed)
 					}
 					return ""
@@ -398,7 +392,7 @@ func TestListOfADDIsOnDiskBeforeIt(t *testing.T) {
 			if got, want := d.take("DEL").All, []string{"DEL eth0 c", "DEL eth0 b", "DEL eth0 a"}; !reflect.DeepEqual(got, want) {
 				t.Errorf("DEL ran %q, want %q", got, want)
 			}
-			if left, _ := filepath.Glob(filepath.Join(owedDir, begunDir, "*")); len(left) > 0 {
+			if left, _ := filepath.Glob(filepath.Join(owedDir, "begun", "*")); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
 		})
@@ -426,8 +420,8 @@ func TestRecordOfADD(t *testing.T) {
 		t.Errorf("after its DEL: %q", f)
 	}
 	// It keeps no pod from being added.
-	d.must(os.RemoveAll(d.graves))
-	d.must(os.WriteFile(d.graves, nil, 0o600))
+	d.must(os.RemoveAll(d.owedDir))
+	d.must(os.WriteFile(d.owedDir, nil, 0o600))
 	d.answer("calico", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
 	d.add(n, "pod-3")
 }
@@ -520,7 +514,7 @@ func TestResultThatCRIRefuses(t *testing.T) {
 			d.install("fakenet")
 			d.answer("fakenet", "ADD", reply{out: c.out})
 			d.write("10-a.conflist", conflist("1.0.0", "pods", "fakenet"))
-			n := d.started(WithTombstones(t.TempDir()))
+			n := d.started(WithOwedRemovals(t.TempDir()))
 			becomesReady(t, n)
 			r, err := n.Setup(t.Context(), "pod-1", "/ns", WithArgs("K8S_POD_UID", "u-1"))
 			if (err != nil) != c.fail || (r == nil) != c.fail {
@@ -536,7 +530,7 @@ func TestResultThatCRIRefuses(t *testing.T) {
 			if err := n.Remove(t.Context(), "pod-1", "/ns"); err == nil {
 				t.Error("the failure of DEL is not said")
 			}
-			if owed := n.Tombstones(); len(owed) != 1 {
+			if owed := n.OwedRemovals(); len(owed) != 1 {
 				t.Errorf("owed: %v", owed)
 			}
 		})
@@ -551,7 +545,7 @@ func TestOwedListsSurviveARestart(t *testing.T) {
 	d.install("old", "new")
 	d.write("10-a.conflist", conflist("1.0.0", "pods", "old"))
 	owedDir := t.TempDir()
-	n := d.started(WithTombstones(owedDir))
+	n := d.started(WithOwedRemovals(owedDir))
 	becomesReady(t, n)
 	d.answer("old", "ADD", reply{out: `{"code":100,"msg":"allocated, then failed"}`, code: 1})
 	d.answer("old", "DEL", reply{out: `{"code":11,"msg":"busy"}`, code: 1})
@@ -563,13 +557,13 @@ func TestOwedListsSurviveARestart(t *testing.T) {
 	d.write("10-a.conflist", conflist("1.0.0", "pods", "old", "new"))
 	d.answer("old", "DEL", reply{})
 	// Even before it is started, or what was stored is loaded.
-	m := d.network(WithTombstones(owedDir))
+	m := d.network(WithOwedRemovals(owedDir))
 	d.take("DEL")
 	d.must(m.Remove(t.Context(), "pod-1", "/ns"))
 	if got, want := d.take("DEL").All, []string{"DEL eth0 old"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("DEL ran %q, want %q", got, want)
 	}
-	if owed := m.Tombstones(); len(owed) > 0 {
+	if owed := m.OwedRemovals(); len(owed) > 0 {
 		t.Errorf("owed: %v", owed)
 	}
 }
@@ -582,13 +576,11 @@ func TestLetGoPodIsReleasedAtOnce(t *testing.T) {
 	d.install("fakenet")
 	d.write("10-a.conflist", conflist("1.0.0", "pods", "fakenet"))
 	owedDir := t.TempDir()
-	n := d.started(WithTombstones(owedDir))
+	n := d.started(WithOwedRemovals(owedDir))
 	becomesReady(t, n)
 	d.answer("fakenet", "DEL", reply{sh: "sleep 0.5", out: `{"code":11,"msg":"busy"}`, code: 1})
-	d.must(n.tombstones.bury(grave{ID: "pod-1", Networks: []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "fakenet"))}}, Since: time.Now(), Released: true}))
-	n.tombstones.mu.Lock()
-	n.tombstones.graves["pod-1"].next = time.Time{}
-	n.tombstones.mu.Unlock()
+	d.must(n.owed.Add(owed.Removal{ID: "pod-1", Networks: []owed.Network{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "fakenet"))}}, Since: time.Now(), Released: true}))
+	n.owed.RetryNow("pod-1")
 	eventually(t, func() string {
 		if d.count("fakenet", "DEL") == 0 {
 			return "not tried"
@@ -599,7 +591,7 @@ func TestLetGoPodIsReleasedAtOnce(t *testing.T) {
 	d.must(n.Close())
 	blocked := make(chan struct{})
 	defer close(blocked)
-	m := d.network(WithTombstones(owedDir), WithSandboxes(func(context.Context) ([]Sandbox, error) { <-blocked; return nil, nil }))
+	m := d.network(WithOwedRemovals(owedDir), WithSandboxes(func(context.Context) ([]Sandbox, error) { <-blocked; return nil, nil }))
 	before, begin := d.count("fakenet", "DEL"), time.Now()
 	d.must(m.Remove(t.Context(), "pod-1", ""))
 	if c := d.count("fakenet", "DEL"); c != before {
@@ -669,14 +661,14 @@ func TestOwedRemovalsAge(t *testing.T) {
 	t.Parallel()
 	d := newAgentNode(t)
 	d.agentThere(false)
-	list := []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", fmt.Sprintf(`{"type":"calico","nodename":"x","nodename_file":%q}`, d.nodename)))}}
-	d.must(os.MkdirAll(d.graves, 0o700))
-	for id, age := range map[string]time.Duration{"old": maxOwedAge + time.Second, "young": maxOwedAge - time.Hour} {
-		d.must(os.WriteFile(filepath.Join(d.graves, id+".json"), encode(t, grave{ID: id, Networks: list, Since: time.Now().Add(-age), Released: true}), 0o600))
+	list := []owed.Network{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", fmt.Sprintf(`{"type":"calico","nodename":"x","nodename_file":%q}`, d.nodename)))}}
+	d.must(os.MkdirAll(d.owedDir, 0o700))
+	for id, age := range map[string]time.Duration{"old": owed.MaxAge + time.Second, "young": owed.MaxAge - time.Hour} {
+		d.must(os.WriteFile(filepath.Join(d.owedDir, id+".json"), encode(t, owed.Removal{ID: id, Networks: list, Since: time.Now().Add(-age), Released: true}), 0o600))
 	}
 	n := d.withGrace("1h")
 	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) != 1 || owed[0].ID != "young" {
+		if owed := n.OwedRemovals(); len(owed) != 1 || owed[0].ID != "young" {
 			return fmt.Sprintf("%+v", owed)
 		}
 		return ""
@@ -695,27 +687,27 @@ func TestOwedRemovalsOfAHandlerThatIsGone(t *testing.T) {
 	d.write("10-a.conflist", conflist("1.0.0", "pods", "a"))
 	owedDir := filepath.Join(d.answers, "owed")
 	store := func(handler, id string) {
-		n := d.network(WithTombstones(owedDir), WithHandler(handler))
-		d.must(n.tombstones.bury(grave{ID: id, Networks: []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "a"))}}, Since: time.Now(), Released: true}))
+		n := d.network(WithOwedRemovals(owedDir), WithHandler(handler))
+		d.must(n.owed.Add(owed.Removal{ID: id, Networks: []owed.Network{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "a"))}}, Since: time.Now(), Released: true}))
 		d.must(n.Close())
 	}
 	store("kata", "pod-kata")
 	store("gone", "pod-gone")
 	store("default", "pod-default")
-	kata := d.network(WithTombstones(owedDir), WithHandler("kata"))
-	n := d.network(WithTombstones(owedDir), WithHandler("default"))
-	n.pace.replay = time.Hour
-	n.tombstones.load(t.Context())
-	kata.tombstones.load(t.Context())
+	kata := d.network(WithOwedRemovals(owedDir), WithHandler("kata"))
+	n := d.network(WithOwedRemovals(owedDir), WithHandler("default"))
+	n.pace.owed = time.Hour
+	n.owed.Load(t.Context(), startBound)
+	kata.owed.Load(t.Context(), startBound)
 	var ids []string
-	for _, o := range n.Tombstones() {
+	for _, o := range n.OwedRemovals() {
 		ids = append(ids, o.ID)
 	}
 	slices.Sort(ids)
 	if want := []string{"pod-default", "pod-gone"}; !slices.Equal(ids, want) {
 		t.Errorf("the default network has %q, want %q", ids, want)
 	}
-	if owed := kata.Tombstones(); len(owed) != 1 || owed[0].ID != "pod-kata" {
+	if owed := kata.OwedRemovals(); len(owed) != 1 || owed[0].ID != "pod-kata" {
 		t.Errorf("kata has %+v", owed)
 	}
 }
@@ -730,14 +722,12 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 	gate := filepath.Join(d.answers, "go")
 	d.answer("hung", "DEL", reply{sh: fmt.Sprintf("until [ -e '%s' ]; do sleep 0.05; done", gate)})
 	d.answer("bad", "DEL", reply{out: `{"code":11,"msg":"busy"}`, code: 1})
-	n := d.network(WithTombstones(t.TempDir()))
+	n := d.network(WithOwedRemovals(t.TempDir()))
 	store := func(typ, id string, released bool) {
-		d.must(n.tombstones.bury(grave{ID: id, Networks: []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", typ))}}, Since: time.Now(), Released: released}))
-		n.tombstones.mu.Lock()
-		n.tombstones.graves[id].next = time.Time{}
-		n.tombstones.mu.Unlock()
+		d.must(n.owed.Add(owed.Removal{ID: id, Networks: []owed.Network{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", typ))}}, Since: time.Now(), Released: released}))
+		n.owed.RetryNow(id)
 	}
-	for i := range maxRetries - 1 {
+	for i := range owed.MaxRetries - 1 {
 		store("hung", fmt.Sprint("a-hung-", i), true)
 	}
 	for i := range 8 {
@@ -754,7 +744,7 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 		}
 		return ""
 	})
-	if c := d.count("hung", "DEL"); c != maxRetries-1 {
+	if c := d.count("hung", "DEL"); c != owed.MaxRetries-1 {
 		t.Errorf("%d hang", c)
 	}
 	time.Sleep(3 * trialPace)

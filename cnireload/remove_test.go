@@ -258,20 +258,3 @@ func TestRemoveDoesNotTakeAClosedGateForDone(t *testing.T) {
 	d.must(os.WriteFile(nodename, []byte("node"), 0o644))
 	d.must(n.Remove(context.Background(), "pod-1", ""))
 }
-
-func TestRecollectionIsBounded(t *testing.T) {
-	var m recollection[int]
-	for i := range maxRemembered + 10 {
-		m.put(fmt.Sprint(i), i)
-	}
-	_, first := m.get("0")
-	last, ok := m.get(fmt.Sprint(maxRemembered))
-	if len(m.values) != maxRemembered || len(m.order) != maxRemembered || first || !ok || last != maxRemembered {
-		t.Errorf("%d values, %d in order", len(m.values), len(m.order))
-	}
-	m.forget(fmt.Sprint(maxRemembered))
-	m.forget("never there")
-	if len(m.values) != maxRemembered-1 || len(m.order) != maxRemembered-1 {
-		t.Errorf("%d values, %d in order after one was forgotten", len(m.values), len(m.order))
-	}
-}

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/owed"
 )
 
 // agentNode is a node whose plugin "calico" fails as the real one does while its
@@ -23,14 +25,14 @@ import (
 type agentNode struct {
 	*node
 	nodename string
-	graves   string
+	owedDir  string
 }
 
 func newAgentNode(t *testing.T) *agentNode {
 	t.Helper()
 	d := &agentNode{node: newNode(t)}
 	d.nodename = filepath.Join(d.answers, "nodename")
-	d.graves = filepath.Join(d.answers, "graves")
+	d.owedDir = filepath.Join(d.answers, "owed")
 	d.install("first", "calico")
 	d.answer("first", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
 	d.answer("calico", "ADD", reply{out: result("1.0.0", "10.1.0.2")})
@@ -52,7 +54,7 @@ func (d *agentNode) agentThere(there bool) {
 
 func (d *agentNode) withGrace(grace string, opts ...Opt) *Network {
 	d.t.Helper()
-	n := d.started(append([]Opt{WithTombstones(d.graves), WithDelGrace(grace)}, opts...)...)
+	n := d.started(append([]Opt{WithOwedRemovals(d.owedDir), WithDelGrace(grace)}, opts...)...)
 	return n
 }
 
@@ -65,20 +67,20 @@ func (d *agentNode) add(n *Network, ids ...string) {
 	}
 }
 
-// files returns the tombstones on disk.
+// files returns the removals that are owed, and the records of ADDs, on disk.
 func (d *agentNode) files() []string {
 	d.t.Helper()
-	files, err := filepath.Glob(filepath.Join(d.graves, "*"))
+	files, err := filepath.Glob(filepath.Join(d.owedDir, "*"))
 	d.must(err)
-	begun, err := filepath.Glob(filepath.Join(d.graves, begunDir, "*"))
+	begun, err := filepath.Glob(filepath.Join(d.owedDir, "begun", "*"))
 	d.must(err)
-	return append(slices.DeleteFunc(files, func(f string) bool { return filepath.Base(f) == begunDir }), begun...)
+	return append(slices.DeleteFunc(files, func(f string) bool { return filepath.Base(f) == "begun" }), begun...)
 }
 
 // calico#13884: a pod that cannot be removed while the agent is away is let go
 // after the grace, and removed when the agent is back, with what was used at
 // ADD, also by the next process.
-func TestTombstone(t *testing.T) {
+func TestOwedRemoval(t *testing.T) {
 	t.Parallel()
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart %t", restart), func(t *testing.T) {
@@ -105,7 +107,7 @@ func TestTombstone(t *testing.T) {
 			if took := time.Since(start); took < 400*time.Millisecond {
 				t.Errorf("let go after %s", took)
 			}
-			owed := n.Tombstones()
+			owed := n.OwedRemovals()
 			if len(owed) != 1 || owed[0].ID != "pod-1" || !reflect.DeepEqual(owed[0].Networks, []string{"pods"}) || !strings.Contains(owed[0].Cause, d.nodename) {
 				t.Fatalf("owed: %+v", owed)
 			}
@@ -118,12 +120,10 @@ func TestTombstone(t *testing.T) {
 			d.write("10-calico.conflist", conflist("1.0.0", "other", "first"))
 			if restart {
 				d.must(n.Close())
-				// The cache may be on a tmpfs.
-				d.must(os.RemoveAll(d.cache))
 				n = d.withGrace("1h")
-				if owed := n.Tombstones(); len(owed) != 1 {
+				if owed := n.OwedRemovals(); len(owed) != 1 {
 					eventually(t, func() string {
-						if len(n.Tombstones()) != 1 {
+						if len(n.OwedRemovals()) != 1 {
 							return "not known after a restart"
 						}
 						return ""
@@ -131,15 +131,15 @@ func TestTombstone(t *testing.T) {
 				}
 			}
 			stays(t, 200*time.Millisecond, func() string {
-				if len(n.Tombstones()) != 1 || d.count("calico", "DEL") > 0 {
+				if len(n.OwedRemovals()) != 1 || d.count("calico", "DEL") > 0 {
 					return "DEL was run without the agent"
 				}
 				return ""
 			})
 			d.agentThere(true)
 			eventually(t, func() string {
-				if len(n.Tombstones()) > 0 {
-					return fmt.Sprint(n.Tombstones())
+				if len(n.OwedRemovals()) > 0 {
+					return fmt.Sprint(n.OwedRemovals())
 				}
 				return ""
 			})
@@ -167,7 +167,7 @@ func TestTombstone(t *testing.T) {
 func TestRemoveWaitsForTheAgent(t *testing.T) {
 	t.Parallel()
 	d := newAgentNode(t)
-	n := d.network(WithTombstones(d.graves), WithDelGrace("1h"))
+	n := d.network(WithOwedRemovals(d.owedDir), WithDelGrace("1h"))
 	n.pace.agent = time.Minute
 	n.Start()
 	d.add(n, "pod-1")
@@ -206,7 +206,7 @@ func TestNotLetGoForOtherReasons(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if owed := n.Tombstones(); len(owed) > 0 {
+	if owed := n.OwedRemovals(); len(owed) > 0 {
 		t.Errorf("owed: %v", owed)
 	}
 	d.answer("first", "DEL", reply{})
@@ -229,7 +229,7 @@ func TestNotLetGoForOtherReasons(t *testing.T) {
 func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	t.Parallel()
 	d := newAgentNode(t)
-	n := d.network(WithTombstones(d.graves))
+	n := d.network(WithOwedRemovals(d.owedDir))
 	n.Start()
 	becomesReady(t, n)
 	d.answer("calico", "ADD", reply{out: `{"code":100,"msg":"add failed"}`, code: 1})
@@ -240,18 +240,14 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	if err := n.Remove(context.Background(), "pod-1", "/ns"); err == nil || !strings.Contains(err.Error(), "del failed; it will be tried again") {
 		t.Errorf("got %v", err)
 	}
-	if owed := n.Tombstones(); len(owed) != 1 || owed[0].Cause == "" {
+	if owed := n.OwedRemovals(); len(owed) != 1 || owed[0].Cause == "" {
 		t.Fatalf("owed: %+v", owed)
 	}
 	// Another try fails too, and the pause grows.
-	later := func() {
-		n.tombstones.mu.Lock()
-		defer n.tombstones.mu.Unlock()
-		n.tombstones.graves["pod-1"].next = time.Time{}
-	}
+	later := func() { n.owed.RetryNow("pod-1") }
 	later()
 	eventually(t, func() string {
-		if owed := n.Tombstones(); owed[0].Attempts != 1 || !strings.Contains(owed[0].Cause, "del failed") {
+		if owed := n.OwedRemovals(); owed[0].Attempts != 1 || !strings.Contains(owed[0].Cause, "del failed") {
 			return fmt.Sprintf("%+v", owed)
 		}
 		return ""
@@ -266,8 +262,8 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	n.pace.agent = time.Minute
 	d.agentThere(false)
 	_, _ = n.Setup(context.Background(), "pod-3", "/ns")
-	if err := n.Remove(context.Background(), "pod-3", "/ns"); err == nil || len(n.Tombstones()) != 1 {
-		t.Errorf("got %v, owed %v", err, n.Tombstones())
+	if err := n.Remove(context.Background(), "pod-3", "/ns"); err == nil || len(n.OwedRemovals()) != 1 {
+		t.Errorf("got %v, owed %v", err, n.OwedRemovals())
 	}
 	d.agentThere(true)
 	owesNothing(t, n)
@@ -277,7 +273,7 @@ func TestFailedDELOfFailedADDIsOwed(t *testing.T) {
 	_ = n.Remove(context.Background(), "pod-2", "/ns")
 	d.answer("first", "DEL", reply{})
 	d.must(n.Remove(context.Background(), "pod-2", "/ns"))
-	if owed := n.Tombstones(); len(owed) > 0 {
+	if owed := n.OwedRemovals(); len(owed) > 0 {
 		t.Errorf("owed: %v", owed)
 	}
 }
@@ -288,46 +284,44 @@ func TestReportedGateDoesNotHoldUpWhatIsOwed(t *testing.T) {
 	d := newAgentNode(t)
 	d.install("antrea")
 	n := d.withGrace("0s")
-	list := []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "antrea"))}}
-	d.must(n.tombstones.bury(grave{ID: "pod-1", Networks: list, Since: time.Now()}))
-	n.tombstones.mu.Lock()
-	n.tombstones.graves["pod-1"].next = time.Time{}
-	n.tombstones.mu.Unlock()
+	list := []owed.Network{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", "antrea"))}}
+	d.must(n.owed.Add(owed.Removal{ID: "pod-1", Networks: list, Since: time.Now()}))
+	n.owed.RetryNow("pod-1")
 	owesNothing(t, n)
 	if d.count("antrea", "DEL") != 1 {
 		t.Error("no DEL")
 	}
 }
 
-func TestTombstonesAreBounded(t *testing.T) {
+func TestOwedRemovalsAreBounded(t *testing.T) {
 	t.Parallel()
 	d := newAgentNode(t)
 	n := d.withGrace("0s")
 	d.add(n, "pod-x")
 	d.agentThere(false)
-	list := []owed{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", fmt.Sprintf(`{"type":"calico","nodename":"x","nodename_file":%q}`, d.nodename)))}}
+	list := []owed.Network{{Interface: "eth0", List: []byte(conflist("1.0.0", "pods", fmt.Sprintf(`{"type":"calico","nodename":"x","nodename_file":%q}`, d.nodename)))}}
 	owe := func(id string, released bool) error {
-		return n.tombstones.bury(grave{ID: id, Networks: list, Since: time.Now(), Released: released})
+		return n.owed.Add(owed.Removal{ID: id, Networks: list, Since: time.Now(), Released: released})
 	}
 	// Those of pods whose ADD had failed leave room for the others.
-	for i := range maxOfFailed {
+	for i := range owed.MaxFailedADD {
 		d.must(owe(fmt.Sprint("failed-", i), false))
 	}
-	if err := owe("failed", false); !errors.Is(err, errTooManyFailed) {
+	if err := owe("failed", false); !errors.Is(err, owed.ErrTooManyFailedADD) {
 		t.Errorf("got %v, want the limit of pods whose ADD had failed", err)
 	}
 	d.must(owe("failed-7", false))
 	// The limit is one for all networks that share the directory.
 	other := d.withGrace("1h", WithHandler("other"))
-	for i := range maxTombstones - maxOfFailed {
+	for i := range owed.Max - owed.MaxFailedADD {
 		at := n
 		if i%2 == 1 {
 			at = other
 		}
-		d.must(at.tombstones.bury(grave{ID: fmt.Sprint("pod-", i), Networks: list, Since: time.Now(), Released: true}))
+		d.must(at.owed.Add(owed.Removal{ID: fmt.Sprint("pod-", i), Networks: list, Since: time.Now(), Released: true}))
 	}
 	err := n.Remove(context.Background(), "pod-x", "/ns")
-	if !errors.Is(err, errTooMany) || !strings.Contains(err.Error(), "needs "+d.nodename) {
+	if !errors.Is(err, owed.ErrTooMany) || !strings.Contains(err.Error(), "needs "+d.nodename) {
 		t.Errorf("got %v, want the limit and the cause", err)
 	}
 	// One more for the same pod replaces the one before.
@@ -335,7 +329,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	// There is room again when some are done.
 	d.agentThere(true)
 	eventually(t, func() string {
-		if left := len(n.Tombstones()) + len(other.Tombstones()); left >= maxTombstones-5 {
+		if left := len(n.OwedRemovals()) + len(other.OwedRemovals()); left >= owed.Max-5 {
 			return fmt.Sprintf("%d are owed", left)
 		}
 		return ""
@@ -344,12 +338,12 @@ func TestTombstonesAreBounded(t *testing.T) {
 }
 
 // What cannot be read, or belongs to another handler, is passed over and kept.
-func TestTombstonesOnDisk(t *testing.T) {
+func TestOwedRemovalsOnDisk(t *testing.T) {
 	t.Parallel()
 	d := newAgentNode(t)
-	d.must(os.MkdirAll(d.graves, 0o700))
+	d.must(os.MkdirAll(d.owedDir, 0o700))
 	put := func(name, content string) {
-		d.must(os.WriteFile(filepath.Join(d.graves, name), []byte(content), 0o600))
+		d.must(os.WriteFile(filepath.Join(d.owedDir, name), []byte(content), 0o600))
 	}
 	put("garbage.json", "{")
 	put("empty.json", "")
@@ -358,12 +352,12 @@ func TestTombstonesOnDisk(t *testing.T) {
 	put("bad.json", fmt.Sprintf(`{"id":"bad","since":%q,"networks":[{"interface":"eth0","list":{"cniVersion":7}}]}`, time.Now().Format(time.RFC3339)))
 	put("123456", "torn")
 	old := time.Now().Add(-time.Hour)
-	d.must(os.Chtimes(filepath.Join(d.graves, "123456"), old, old))
-	kata := d.network(WithTombstones(d.graves), WithHandler("kata"))
+	d.must(os.Chtimes(filepath.Join(d.owedDir, "123456"), old, old))
+	kata := d.network(WithOwedRemovals(d.owedDir), WithHandler("kata"))
 	n := d.withGrace("1h")
 	eventually(t, func() string {
-		owed := n.Tombstones()
-		if len(owed) != 1 || owed[0].ID != "bad" || owed[0].Attempts == 0 || !strings.Contains(owed[0].Cause, "tombstone of pod bad") {
+		owed := n.OwedRemovals()
+		if len(owed) != 1 || owed[0].ID != "bad" || owed[0].Attempts == 0 || !strings.Contains(owed[0].Cause, "owed removal of pod bad") {
 			return fmt.Sprintf("%+v", owed)
 		}
 		return ""
@@ -377,15 +371,15 @@ func TestTombstonesOnDisk(t *testing.T) {
 	}
 	d.must(kata.Close())
 	// A directory that cannot be made keeps the pod.
-	d.must(os.RemoveAll(d.graves))
-	d.must(os.WriteFile(d.graves, nil, 0o600))
+	d.must(os.RemoveAll(d.owedDir))
+	d.must(os.WriteFile(d.owedDir, nil, 0o600))
 	n = d.withGrace("0s")
 	d.add(n, "pod-1")
 	d.agentThere(false)
 	if err := n.Remove(context.Background(), "pod-1", "/ns"); err == nil || !strings.Contains(err.Error(), "cannot remember the removal of pod pod-1") {
 		t.Errorf("got %v", err)
 	}
-	if owed := n.Tombstones(); len(owed) > 0 {
+	if owed := n.OwedRemovals(); len(owed) > 0 {
 		t.Errorf("owed: %v", owed)
 	}
 }
@@ -409,7 +403,7 @@ func TestDelGraceOption(t *testing.T) {
 func owesNothing(t *testing.T, n *Network) {
 	t.Helper()
 	eventually(t, func() string {
-		if owed := n.Tombstones(); len(owed) > 0 {
+		if owed := n.OwedRemovals(); len(owed) > 0 {
 			return fmt.Sprintf("owed: %+v", owed)
 		}
 		return ""
