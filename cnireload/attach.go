@@ -184,11 +184,16 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	}
 	if failure != nil {
 		n.pods.put(id, podState{failedADD: s.attachments})
-		n.trials.failedWith(ns.args["K8S_POD_UID"], s.Generation, failure, time.Since(begin))
+		// One that was ended says nothing about the next pod.
+		if outcomeOf(failure) == "error" {
+			n.admission.Failed(ns.args["K8S_POD_UID"], s.Generation, failure, time.Since(begin))
+		}
 		return result, err
 	}
 	n.owed.EndADD(id)
-	n.trials.succeeded(n.logger(n.ctx), ns.args["K8S_POD_UID"])
+	if n.admission.Succeeded(ns.args["K8S_POD_UID"]) {
+		n.logger(n.ctx).Info("cni: pods have their network again, and none is held back any more")
+	}
 	n.disprove(s.closedReported())
 	return result, nil
 }

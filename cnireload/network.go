@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"golang.org/x/sync/singleflight"
 
+	"github.com/cnireload/cnireload/cnireload/admission"
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/cnireload/gc"
 	"github.com/cnireload/cnireload/cnireload/owed"
@@ -116,7 +117,7 @@ type Network struct {
 	gateLooks singleflight.Group // by gate
 	// uninstalled holds the types of plugins that are said to be so.
 	uninstalled sync.Map
-	trials      trials
+	admission   *admission.Limit
 
 	// What tests replace between New and Start.
 	exec     invoke.Exec // for VERSION and, through cni, everything else
@@ -149,15 +150,16 @@ func New(opts ...Opt) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{
-		config:   c,
-		convert:  convert,
-		notifier: confdir.NewNotifier,
-		pace:     defaultPace,
-		requests: make(chan request),
-		ended:    make(chan struct{}),
-		kept:     make(chan struct{}),
-		searched: make(chan struct{}),
-		made:     time.Now(),
+		config:    c,
+		convert:   convert,
+		notifier:  confdir.NewNotifier,
+		pace:      defaultPace,
+		requests:  make(chan request),
+		ended:     make(chan struct{}),
+		kept:      make(chan struct{}),
+		searched:  make(chan struct{}),
+		made:      time.Now(),
+		admission: admission.New(),
 
 		owed: owed.Open(c.owedDir, c.handler),
 	}
@@ -258,42 +260,45 @@ func (n *Network) Status() error { return n.Snapshot().Err() }
 // It also waits for gates that are only reported, but when the time is up it
 // leaves these to the plugin, which knows best.
 //
-// When many pods have failed, see [Network.Trial], it also waits for the pod's
-// turn, and for no longer either. pod tells pods from each other, by their UID for
-// example; ctx is taken to end with the attempt to run the pod. One that has
-// failed itself is then refused, any other goes on. A network that does not wait
-// tries every pod at once.
+// When many pods have failed, see [Network.Trial], one that has failed itself also
+// waits for its turn, and for no longer either; then it is refused. pod tells pods
+// from each other, by their UID for example. A network that does not wait tries
+// every pod at once.
 //
 // A waiting call costs no goroutine beside the caller's.
 func (n *Network) Admit(ctx context.Context, pod string) error {
 	wait := time.NewTimer(n.config.readyWait)
 	defer wait.Stop()
-	var turn *trialTurn
+	held := false
 	for {
 		s := n.Snapshot()
-		var come <-chan struct{} // of the turn, if only that is waited for
+		var place <-chan struct{} // if only that is waited for
 		if s.admits() {
-			if turn == nil {
-				if turn = n.enterTrial(ctx, pod, s); turn == nil {
-					return nil
-				}
-				defer n.trials.leave(turn)
+			if place = n.admission.Place(pod, s.Generation); place == nil || n.config.readyWait == 0 {
+				return nil
 			}
-			come = turn.come
+			if !held {
+				held = true
+				first, done := n.admission.Wait()
+				defer done()
+				if first {
+					n.logger(n.ctx).Warn("cni: a pod is " + oneline.Of(n.admission.Err().Error()))
+				}
+			}
 		}
 		select {
-		case <-come:
+		case <-place:
+			n.admission.Take()
 			return nil
 		case <-s.superseded:
-			n.trials.renew(n.Snapshot().Generation)
 		case <-wait.C:
-			if come != nil && turn.queue == &n.trials.again {
-				return n.trials.heldBack()
+			if place != nil {
+				return n.admission.Err()
 			}
 			return n.Status()
 		case <-ctx.Done():
-			if come != nil {
-				return fmt.Errorf("%w while %w", context.Cause(ctx), n.trials.heldBack())
+			if place != nil {
+				return fmt.Errorf("%w while %w", context.Cause(ctx), n.admission.Err())
 			}
 			if err := n.Status(); err != nil {
 				return fmt.Errorf("%w while waiting for the network: %w", context.Cause(ctx), err)
@@ -305,17 +310,12 @@ func (n *Network) Admit(ctx context.Context, pod string) error {
 	}
 }
 
-// enterTrial returns the pod's turn if it has to wait for it.
-func (n *Network) enterTrial(ctx context.Context, pod string, s *Snapshot) *trialTurn {
-	if n.config.readyWait == 0 {
-		return nil
-	}
-	turn, first := n.trials.enter(ctx, pod, s.Generation)
-	if first {
-		n.logger(n.ctx).Warn("cni: a pod is " + oneline.Of(n.trials.heldBack().Error()))
-	}
-	return turn
-}
+// Trial says that many pods have failed, so that those are tried again one after
+// the other.
+type Trial = admission.State
+
+// Trial returns nil unless pods that have failed are tried one after the other.
+func (n *Network) Trial() *Trial { return n.admission.State(n.Snapshot().Generation) }
 
 // GetConfig returns the lists in use, loopback included.
 func (n *Network) GetConfig() *ConfigResult { return n.Snapshot().Config() }

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/cnireload/cnireload/cnireload/admission"
 	"github.com/cnireload/cnireload/cnireload/owed"
 )
 
@@ -82,7 +83,7 @@ func (n *Network) retryOwed(ctx context.Context) bool {
 				n.uncache(ctx, a, namespaceOf(r))
 			}
 		},
-		Pause: trialPace,
+		Pause: admission.Pace,
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/cnireload/cnireload/cnireload/admission"
 	"github.com/cnireload/cnireload/cnireload/owed"
 )
 
@@ -520,11 +521,12 @@ func TestResultThatCRIRefuses(t *testing.T) {
 			if (err != nil) != c.fail || (r == nil) != c.fail {
 				t.Fatalf("got %v, %v", r, err)
 			}
-			n.trials.mu.Lock()
-			failures := len(n.trials.failed)
-			n.trials.mu.Unlock()
-			if failures != 1 {
-				t.Errorf("counted %d failures", failures)
+			// It counts: with as many others as it takes, it is one too many.
+			for i := range admission.Many - 1 {
+				n.admission.Failed(fmt.Sprint("other", i), n.Snapshot().Generation, errors.New("x"), 0)
+			}
+			if tr := n.Trial(); tr == nil || tr.Failures != admission.Many {
+				t.Errorf("%+v", tr)
 			}
 			d.answer("fakenet", "DEL", reply{out: `{"code":11,"msg":"try again later"}`, code: 1})
 			if err := n.Remove(t.Context(), "pod-1", "/ns"); err == nil {
@@ -747,8 +749,8 @@ func TestOwedRemovalsBesideEachOther(t *testing.T) {
 	if c := d.count("hung", "DEL"); c != owed.MaxRetries-1 {
 		t.Errorf("%d hang", c)
 	}
-	time.Sleep(3 * trialPace)
-	tries, limit := d.count("bad", "DEL"), int(time.Since(begin)/trialPace)+1
+	time.Sleep(3 * admission.Pace)
+	tries, limit := d.count("bad", "DEL"), int(time.Since(begin)/admission.Pace)+1
 	if tries == 0 || tries > limit {
 		t.Errorf("%d tries of pods whose ADD had failed in %s, want at most %d", tries, time.Since(begin), limit)
 	}

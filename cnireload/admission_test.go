@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cnireload/cnireload/cnireload/admission"
 )
 
 // trialNode is a network whose plugin does what is said here.
@@ -135,7 +137,7 @@ func many(prefix string, count int) (names []string) {
 func (d *trialNode) failing() {
 	d.t.Helper()
 	d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
-	for i := range trialAfter {
+	for i := range admission.Many {
 		if d.n.Trial() != nil {
 			d.t.Fatalf("held back after %d failures: %+v", i, d.n.Trial())
 		}
@@ -143,7 +145,7 @@ func (d *trialNode) failing() {
 			d.t.Fatal("works")
 		}
 	}
-	if tr := d.n.Trial(); tr == nil || tr.Failures != trialAfter || tr.Held != 0 || tr.Since != time.Now() || !strings.Contains(tr.Cause, "agent away") {
+	if tr := d.n.Trial(); tr == nil || tr.Failures != admission.Many || tr.Held != 0 || tr.Since != time.Now() || !strings.Contains(tr.Cause, "agent away") {
 		d.t.Fatalf("%+v", tr)
 	}
 	if err := d.pod(d.t.Context(), "old0"); err == nil {
@@ -166,12 +168,12 @@ func TestTrials(t *testing.T) {
 		{"one that has failed each second, new ones at once", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
 			wait := d.pods(t.Context(), "old1", "old2", "new1", "old3", "new2", "new3")
-			if tr := d.n.Trial(); tr.Held != 3 || tr.Failures != trialAfter+3 {
+			if tr := d.n.Trial(); tr.Held != 3 || tr.Failures != admission.Many+3 {
 				t.Errorf("%+v", tr)
 			}
 			wait()
 			d.admitted("new1 0s", "new2 0s", "new3 0s", "old1 1s", "old2 2s", "old3 3s")
-			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != trialAfter+3 {
+			if tr := d.n.Trial(); tr.Held != 0 || tr.Failures != admission.Many+3 {
 				t.Errorf("%+v", tr)
 			}
 			if got := d.lines.take(); len(got) != 1 || !strings.Contains(got[0], "a pod is held back because 10 pods have failed, of which one is tried every 1s; the last failed with") ||
@@ -203,15 +205,15 @@ func TestTrials(t *testing.T) {
 			if got := d.lines.take(); len(got) != 2 || !strings.Contains(got[1], "pods have their network again") {
 				t.Errorf("%q", got)
 			}
-			time.Sleep(trialPace)
-			synctest.Wait()
-			if tr := &d.n.trials; len(tr.failed) != 0 || tr.fresh.attempts != 0 || tr.again.attempts != 0 {
-				t.Errorf("left behind: %+v", tr)
-			}
+			// Afterwards there is one place again.
+			time.Sleep(admission.Pace)
+			d.failing()
+			d.pods(t.Context(), "old1", "old2")()
+			d.admitted("old1 1s", "old2 2s")
 		}},
 		{"some that succeed let no crowd loose", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
-			for i := trialAfter; i < 3*trialAfter; i++ {
+			for i := admission.Many; i < 3*admission.Many; i++ {
 				_ = d.pod(t.Context(), fmt.Sprintf("old%d", i))
 			}
 			d.done = nil
@@ -232,18 +234,18 @@ func TestTrials(t *testing.T) {
 				}
 			}
 			held(30)
-			time.Sleep(trialPace)
+			time.Sleep(admission.Pace)
 			held(29)
-			d.n.trials.succeeded(d.n.logger(t.Context()), "old0")
+			d.n.admission.Succeeded("old0")
 			held(27)
-			time.Sleep(trialPace)
+			time.Sleep(admission.Pace)
 			held(24) // three at each beat
-			d.n.trials.failedWith("old1", d.n.Snapshot().Generation, &types.Error{Code: 999, Msg: "x"}, 0)
-			time.Sleep(trialPace)
+			d.n.admission.Failed("old1", d.n.Snapshot().Generation, &types.Error{Code: 999, Msg: "x"}, 0)
+			time.Sleep(admission.Pace)
 			held(23)
 			// That others succeed says nothing about them.
-			for range 2 * trialAfter {
-				d.n.trials.succeeded(d.n.logger(t.Context()), "new")
+			for range 2 * admission.Many {
+				d.n.admission.Succeeded("new")
 			}
 			held(23)
 			wait()
@@ -251,79 +253,50 @@ func TestTrials(t *testing.T) {
 		{"all go on when ten have succeeded in a row", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
 			for _, name := range many("old", 60) {
-				d.n.trials.failedWith(name, d.n.Snapshot().Generation, &types.Error{Code: 999, Msg: "agent away"}, 0)
+				d.n.admission.Failed(name, d.n.Snapshot().Generation, &types.Error{Code: 999, Msg: "agent away"}, 0)
 			}
 			d.says(nil, 5*time.Second)
 			wait := d.pods(t.Context(), many("old", 60)...)
-			time.Sleep(trialPace)
-			for _, name := range many("old", trialAfter) {
+			time.Sleep(admission.Pace)
+			for _, name := range many("old", admission.Many) {
 				if tr := d.n.Trial(); tr == nil || tr.Held < 40 {
 					t.Errorf("before %s: %+v", name, tr)
 				}
-				d.n.trials.succeeded(d.n.logger(t.Context()), name)
+				d.n.admission.Succeeded(name)
 			}
+			time.Sleep(2 * admission.Pace)
+			synctest.Wait()
 			if tr := d.n.Trial(); tr == nil || tr.Held != 0 {
 				t.Errorf("%+v", tr)
 			}
 			wait()
 			d.done = nil
 		}},
-		{"new ones go together when one has succeeded", nil, func(t *testing.T, d *trialNode) {
-			d.failing()
-			d.says(nil, 20*time.Second) // longer than an attempt counts
-			errs := d.pods(t.Context(), many("new", 40)...)()
-			for name, err := range errs {
-				if err != nil {
-					t.Errorf("%s: %v", name, err)
+		{"new ones never wait, and none is refused", nil, func(t *testing.T, d *trialNode) {
+			for what, says := range map[string]struct {
+				err   error
+				takes time.Duration
+			}{
+				"work": {nil, 20 * time.Second},
+				"fail": {&types.Error{Code: 999, Msg: "agent away"}, 3 * time.Second},
+				"hang": {fmt.Errorf("ended: %w", context.DeadlineExceeded), 2 * time.Minute},
+			} {
+				d.write("10-a.conflist", conflist("1.0.0", "to-"+what, "fakenet"))
+				d.must(d.n.Load())
+				d.failing()
+				d.says(says.err, says.takes)
+				for name, err := range d.pods(t.Context(), many(what, 40)...)() {
+					if says.err == nil && err != nil || err != nil && strings.Contains(err.Error(), "held back") {
+						t.Errorf("%s: %v", name, err)
+					}
 				}
-			}
-			if got, want := d.waves(), "10 after 0s, 10 after 10s, 20 after 20s"; got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-			// Those that had failed are not known to be well.
-			if d.n.Trial() == nil {
-				t.Error("it has ended")
-			}
-			// They change nothing for new ones, however often they fail.
-			d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
-			for range 3 * trialAfter {
-				_ = d.pod(t.Context(), "old1")
-			}
-			d.done = nil
-			d.says(nil, time.Second)
-			d.pods(t.Context(), many("newer", 110)...)()
-			if got, want := d.waves(), "110 after 0s"; got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-		}},
-		{"new ones are tried ten at once while all fail", nil, func(t *testing.T, d *trialNode) {
-			d.failing()
-			d.says(&types.Error{Code: 999, Msg: "agent away"}, 3*time.Second)
-			d.pods(t.Context(), many("new", 25)...)()
-			if got, want := d.waves(), "10 after 0s, 10 after 3s, 5 after 6s"; got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-			// An attempt that never came to ADD counts no longer than its call.
-			ctx, cancel := context.WithCancel(t.Context())
-			for range trialAfter {
-				d.must(d.n.Admit(ctx, "gone"))
-			}
-			wait := d.pods(t.Context(), "next")
-			time.Sleep(time.Second)
-			cancel()
-			wait()
-			d.admitted("next 1s")
-		}},
-		{"new ones that hang hold up none for ever, and none is refused", nil, func(t *testing.T, d *trialNode) {
-			d.failing()
-			d.says(fmt.Errorf("ended: %w", context.DeadlineExceeded), 2*time.Minute)
-			for name, err := range d.pods(t.Context(), many("new", 50)...)() {
-				if err == nil || strings.Contains(err.Error(), "held back") {
-					t.Errorf("%s: %v", name, err)
+				if got, want := d.waves(), "40 after 0s"; got != want {
+					t.Errorf("%s: %s, want %s", what, got, want)
 				}
-			}
-			if got, want := d.waves(), "10 after 0s, 10 after 10s, 10 after 20s, 20 after 30s"; got != want {
-				t.Errorf("%s, want %s", got, want)
+				// Those that had failed are not known to be well.
+				if d.n.Trial() == nil {
+					t.Errorf("%s: it has ended", what)
+				}
 			}
 		}},
 		{"one bad pod changes nothing for others", nil, func(t *testing.T, d *trialNode) {
@@ -336,7 +309,7 @@ func TestTrials(t *testing.T) {
 					time.Sleep(13 * time.Second)
 				}
 			}
-			retry(3 * trialAfter)
+			retry(3 * admission.Many)
 			d.done = nil
 			d.says(nil, 20*time.Second)
 			wait := d.pods(t.Context(), many("new", 110)...)
@@ -355,7 +328,7 @@ func TestTrials(t *testing.T) {
 		}},
 		{"pods without a UID are not taken for one", nil, func(t *testing.T, d *trialNode) {
 			d.says(&types.Error{Code: 999, Msg: "agent away"}, 0)
-			for range 2 * trialAfter {
+			for range 2 * admission.Many {
 				_ = d.pod(t.Context(), "")
 			}
 			if d.n.Trial() != nil {
@@ -373,10 +346,10 @@ func TestTrials(t *testing.T) {
 			d.write("10-a.conflist", conflist("1.0.0", "b", "fakenet"))
 			d.must(d.n.Load())
 			d.failing()
-			for i := range 2 * trialAfter {
-				d.n.trials.failedWith(fmt.Sprint("late", i), before, &types.Error{Code: 999, Msg: "x"}, 0)
+			for i := range 2 * admission.Many {
+				d.n.admission.Failed(fmt.Sprint("late", i), before, &types.Error{Code: 999, Msg: "x"}, 0)
 			}
-			if tr := d.n.Trial(); tr == nil || tr.Failures != trialAfter || !strings.Contains(tr.Cause, "agent away") {
+			if tr := d.n.Trial(); tr == nil || tr.Failures != admission.Many || !strings.Contains(tr.Cause, "agent away") {
 				t.Errorf("%+v", tr)
 			}
 		}},
@@ -433,7 +406,7 @@ func TestTrials(t *testing.T) {
 			if err := wait()["old1"]; !errors.Is(err, ErrClosed) {
 				t.Error(err)
 			}
-			if n := d.n.trials.held(); n != 0 {
+			if tr := d.n.Trial(); tr.Held != 0 {
 				t.Error("still waits")
 			}
 		}},
@@ -463,7 +436,7 @@ func TestTrials(t *testing.T) {
 		}},
 		{"failures are forgotten", nil, func(t *testing.T, d *trialNode) {
 			d.failing()
-			time.Sleep(trialMemory)
+			time.Sleep(5 * time.Minute)
 			if d.n.Trial() != nil {
 				t.Errorf("%+v", d.n.Trial())
 			}
@@ -471,10 +444,10 @@ func TestTrials(t *testing.T) {
 			d.admitted("old1 0s", "old2 0s")
 		}},
 		{"a plugin that fails late or is ended does not count", nil, func(t *testing.T, d *trialNode) {
-			d.says(&types.Error{Code: 999, Msg: "slow"}, fastFailure+time.Second)
-			d.pods(t.Context(), many("slow", 2*trialAfter)...)()
+			d.says(&types.Error{Code: 999, Msg: "slow"}, admission.Fast+time.Second)
+			d.pods(t.Context(), many("slow", 2*admission.Many)...)()
 			d.says(fmt.Errorf("ended: %w", context.DeadlineExceeded), time.Second)
-			d.pods(t.Context(), many("ended", 2*trialAfter)...)()
+			d.pods(t.Context(), many("ended", 2*admission.Many)...)()
 			if d.n.Trial() != nil {
 				t.Errorf("%+v", d.n.Trial())
 			}
