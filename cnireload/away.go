@@ -15,6 +15,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // look is one look at what DEL needs: each gate is asked once, each list parsed
@@ -23,14 +25,14 @@ type look struct {
 	n       *Network
 	s       *Snapshot
 	listed  map[string]bool // types that the lists in use name; nil: not known
-	gates   map[*libcni.NetworkConfigList][]gate
-	before  map[*libcni.NetworkConfigList][]gate // of the last look
-	answers map[string]error                     // of gates, by id
+	gates   map[*libcni.NetworkConfigList][]rules.Gate
+	before  map[*libcni.NetworkConfigList][]rules.Gate // of the last look
+	answers map[rules.Gate]error
 }
 
 // newLook begins a look. It takes over what the last one, if any, has parsed.
 func (n *Network) newLook(last *look) *look {
-	l := &look{n: n, s: n.Snapshot(), gates: make(map[*libcni.NetworkConfigList][]gate), answers: make(map[string]error)}
+	l := &look{n: n, s: n.Snapshot(), gates: make(map[*libcni.NetworkConfigList][]rules.Gate), answers: make(map[rules.Gate]error)}
 	if last != nil {
 		l.before = last.gates
 	}
@@ -215,23 +217,23 @@ func noteTypes(v any, found map[string]bool) {
 // gate returns why a gate that DEL of the list needs is closed; of the mode, if
 // one is given. With gates off there is nothing to be waited for.
 func (l *look) gate(ctx context.Context, list *libcni.NetworkConfigList, mode GateMode) error {
-	return l.closedGate(ctx, list, func(g gate) bool { return mode == "" || g.mode == mode })
+	return l.closedGate(ctx, list, func(g rules.Gate) bool { return mode == "" || g.Mode == mode })
 }
 
 // unheard returns why DEL of the list has not removed anything although it has
 // succeeded: a plugin whose agent is away said so.
 func (l *look) unheard(ctx context.Context, list *libcni.NetworkConfigList) error {
-	return l.closedGate(ctx, list, func(g gate) bool { return g.silent })
+	return l.closedGate(ctx, list, func(g rules.Gate) bool { return g.SilentDEL })
 }
 
-func (l *look) closedGate(ctx context.Context, list *libcni.NetworkConfigList, concerns func(gate) bool) error {
+func (l *look) closedGate(ctx context.Context, list *libcni.NetworkConfigList, concerns func(rules.Gate) bool) error {
 	if l.n.config.gates == GatesOff {
 		return nil
 	}
 	gates, ok := l.gates[list]
 	if !ok {
 		if gates, ok = l.before[list]; !ok {
-			gates = slices.DeleteFunc(gatesOf(list), func(g gate) bool { return !g.del })
+			gates = slices.DeleteFunc(rules.Gates(list), func(g rules.Gate) bool { return !g.DEL })
 		}
 		l.gates[list] = gates
 	}
@@ -239,20 +241,19 @@ func (l *look) closedGate(ctx context.Context, list *libcni.NetworkConfigList, c
 		if !concerns(g) {
 			continue
 		}
-		err, ok := l.answers[g.id()]
+		err, ok := l.answers[g]
 		if !ok {
-			err = l.n.lookAt(g.id(), func() error {
-				var pending chan error
-				err := g.check(context.WithoutCancel(ctx), &pending)
-				if pending != nil {
-					err = <-pending
+			err = l.n.lookAt(fmt.Sprintf("%+v", g), func() error {
+				err := g.Check(context.WithoutCancel(ctx))
+				if errors.Is(err, rules.ErrLongEmpty) {
+					return nil
 				}
 				return err
 			})
-			l.answers[g.id()] = err
+			l.answers[g] = err
 		}
 		if err != nil {
-			return fmt.Errorf("plugin %q needs %s, which %w", g.plugin, g.what(), err)
+			return fmt.Errorf("plugin %q needs %s, which %w", g.Plugin, g.Describe(), err)
 		}
 	}
 	return nil
@@ -314,12 +315,12 @@ func refused(err error) bool {
 // look may take; check goes on.
 func (n *Network) lookAt(id string, check func() error) error {
 	f := n.gateLooks.join(id, check)
-	bound := time.NewTimer(gateBound + gateBound/10)
+	bound := time.NewTimer(rules.Bound + rules.Bound/10)
 	defer bound.Stop()
 	select {
 	case <-f.done:
 		return f.err
 	case <-bound.C:
-		return errSilent
+		return rules.ErrNoAnswer
 	}
 }
