@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // loopbackList is the list that brings up "lo", with go-cni's name and version.
@@ -78,7 +79,7 @@ func (l *loop) choose(scan confdir.Scan, now time.Time) (nets []*network, skippe
 		}
 	}
 	for _, n := range nets {
-		n.plugins = pluginsOf(n.list)
+		n.plugins = rules.Of(n.list)
 	}
 	if l.recipe.scan && len(nets) == lists {
 		err = l.nothingToUse(scan, skipped)

@@ -87,7 +87,7 @@ func FuzzScan(f *testing.F) {
 				t.Errorf("in use: %q with %d plugins", n.list.Name, len(n.list.Plugins))
 			}
 			for _, p := range n.plugins {
-				if p.version == "" && p.role == RolePlugin {
+				if p.Version == "" && p.Role == RolePlugin {
 					t.Errorf("%+v needs no version", p)
 				}
 			}

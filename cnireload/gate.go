@@ -4,20 +4,13 @@
 package cnireload
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"net"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/cnireload/cnireload/cnireload/confdir"
-	"github.com/cnireload/cnireload/internal/diskfile"
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // Gates says what closed gates do.
@@ -35,40 +28,18 @@ const (
 )
 
 // GateMode says what one closed gate does.
-type GateMode string
+type GateMode = rules.Mode
 
 const (
 	// GateEnforce: the network is not ready while the gate is closed.
-	GateEnforce GateMode = "enforce"
+	GateEnforce = rules.Enforce
 	// GateReport: the network is ready, but pods wait for the gate for a while.
-	GateReport GateMode = "report"
+	GateReport = rules.Report
 )
 
-// gateKind is what has to be true of a gate's target.
-type gateKind string
-
-const (
-	gateFile    gateKind = "file"             // it exists
-	gateFilled  gateKind = "file not empty"   // it exists and has not just been emptied
-	gateFlannel gateKind = "flannel env file" // it has flannel's keys
-	gateUnix    gateKind = "unix socket"      // somebody accepts connections
-	gateTCP     gateKind = "tcp port"         // somebody accepts connections
-	gateConf    gateKind = "configuration"    // target says what is missing in it
-)
-
-// gate is a condition that a plugin's own code needs before an operation can
-// succeed. It is never stricter than the plugin itself: a network that is held
-// back wrongly has no way out.
+// gate is a gate of a network in use.
 type gate struct {
-	plugin string
-	kind   gateKind
-	target string
-	// instead is another target whose presence will do, of kind gateTCP.
-	instead string
-	key     string // of the configuration; empty when compiled in
-	mode    GateMode
-	del     bool   // DEL needs it too
-	silent  bool   // DEL without it succeeds and removes nothing
+	rules.Gate
 	network string // that it belongs to, for messages; empty for ready_files
 }
 
@@ -81,200 +52,57 @@ type GateState struct {
 	Mode   GateMode
 	Ops    []string // verbs that need it
 	Open   bool
-	Since  time.Time // when it was found to be so
-	Cause  string    // why it is closed, or open against appearances
+	Since  time.Time // when it was first found open, or closed
+	Cause  string    // why it is closed, or why it counts as open although something is amiss
 
 	id string
 }
 
-// id names the gate for comparison.
+// id tells gates from one another.
 func (g gate) id() string { return fmt.Sprintf("%+v", g) }
 
-func (g gate) ops() []string {
-	if g.del {
-		return []string{"ADD", "DEL"}
-	}
-	return []string{"ADD"}
-}
-
-// gateBound is how long one look at a gate may take.
-const gateBound = time.Second
-
-// emptyFor is how long a file that must not be empty is waited for once it is.
-const emptyFor = 10 * time.Second
-
-// errLongEmpty says that a gate is open although its file is empty: nobody is
-// about to write it, and the plugin does without its content.
-var errLongEmpty = fmt.Errorf("it has been empty for more than %s, and the plugin does without its content", emptyFor)
-
-// check returns nil if the gate is open, and otherwise what its target lacks. A
-// file on a disk that does not answer cannot be given up on, and keeps a thread:
-// the look goes on in pending, which the next check takes up.
-func (g gate) check(ctx context.Context, pending *chan error) error {
-	err := g.examine(ctx, pending)
-	if errors.Is(err, errLongEmpty) {
-		return nil
-	}
-	return err
-}
-
-// examine is check, which tells in addition what is amiss with an open gate:
-// that is errLongEmpty.
-func (g gate) examine(ctx context.Context, pending *chan error) error {
-	ctx, cancel := context.WithTimeout(ctx, gateBound)
-	defer cancel()
-	if *pending == nil {
-		done := make(chan error, 1)
-		*pending = done
-		go func() {
-			err := g.look(ctx)
-			if err != nil && g.instead != "" && dial(ctx, "tcp", g.instead) == nil {
-				err = nil
-			}
-			done <- err
-		}()
-	}
-	select {
-	case err := <-*pending:
-		*pending = nil
-		return err
-	case <-ctx.Done():
-		return errSilent
-	}
-}
-
-var errSilent = fmt.Errorf("has not answered within %s", gateBound)
-
-func (g gate) look(ctx context.Context) error {
-	switch g.kind {
-	case gateFile, gateFilled:
-		info, err := os.Stat(g.target)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return errors.New("does not exist")
-		case err != nil:
-			return fmt.Errorf("cannot be looked at: %w", err)
-		case g.kind == gateFilled && info.Mode().IsRegular() && info.Size() == 0:
-			// A time to come is that of a clock which was set back since.
-			if age := time.Since(info.ModTime()); age < 0 || age >= emptyFor {
-				return errLongEmpty
-			}
-			return errors.New("is empty")
-		}
-		return nil
-	case gateFlannel:
-		return lookFlannel(g.target)
-	case gateUnix:
-		return dial(ctx, "unix", g.target)
-	case gateTCP:
-		return dial(ctx, "tcp", g.target)
-	default:
-		return errors.New("is not set")
-	}
-}
-
-// lookFlannel makes the checks of flannel's plugin on its environment file.
-func lookFlannel(path string) error {
-	c := diskfile.Read(path, time.Now(), confdir.MaxSize)
-	if errors.Is(c.Err, fs.ErrNotExist) {
-		return errors.New("does not exist")
-	}
-	if c.Err != nil {
-		return c.Err
-	}
-	// The plugin parses networks, subnets and MTU, and refuses what is empty.
-	has := make(map[string]bool)
-	for lines := bufio.NewScanner(bytes.NewReader(c.Bytes)); lines.Scan(); {
-		key, value, ok := strings.Cut(lines.Text(), "=")
-		key = strings.TrimSpace(key)
-		has[key] = ok && (strings.TrimSpace(value) != "" || key == "FLANNEL_IPMASQ")
-	}
-	var missing []string
-	for _, keys := range [][]string{
-		{"FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"}, {"FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"}, {"FLANNEL_MTU"}, {"FLANNEL_IPMASQ"},
-	} {
-		if !slices.ContainsFunc(keys, func(key string) bool { return has[key] }) {
-			missing = append(missing, keys[0])
-		}
-	}
-	if missing != nil {
-		return fmt.Errorf("lacks %s", strings.Join(missing, ", "))
-	}
-	return nil
-}
-
-// dial tells whether somebody accepts connections: a socket's file stays behind
-// when its owner has gone.
-func dial(ctx context.Context, network, address string) error {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, network, address)
-	if err == nil {
-		return c.Close()
-	}
-	var op *net.OpError
-	if errors.As(err, &op) {
-		err = op.Err
-	}
-	switch timeout, _ := err.(interface{ Timeout() bool }); {
-	case errors.Is(err, fs.ErrNotExist):
-		return errors.New("does not exist")
-	case ctx.Err() != nil, timeout != nil && timeout.Timeout():
-		// In the same words as check, which gives up at the same time.
-		return errSilent
-	}
-	return fmt.Errorf("does not accept connections: %w", err)
-}
-
-// gateError is why a network is not ready that has a closed gate. Its text is
-// the same for as long as the gate is closed: a message that changes with each
-// look would have the node's status written each time.
+// gateError says that a closed gate keeps a network from being ready. Its text
+// stays the same while the gate is closed: the kubelet would write the node's
+// status each time that it changes.
 type gateError struct {
 	gate  gate
 	cause string
 	since time.Time
 }
 
-// what names what the gate looks at.
-func (g gate) what() string {
-	if g.key == "" {
-		return g.target
-	}
-	return g.target + " (" + g.key + ")"
-}
-
 func (e *gateError) Error() string {
-	what := e.gate.what()
-	if e.gate.plugin == "" {
+	what := e.gate.Describe()
+	if e.gate.Plugin == "" {
 		return fmt.Sprintf("%s %s, since %s", what, e.cause, e.since.UTC().Format(time.RFC3339))
 	}
-	return fmt.Sprintf("plugin %q needs %s, which %s, since %s", e.gate.plugin, what, e.cause, e.since.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("plugin %q needs %s, which %s, since %s", e.gate.Plugin, what, e.cause, e.since.UTC().Format(time.RFC3339))
 }
 
-// gateHistory is what is known of one gate.
+// gateHistory is what the loop knows of one gate.
 type gateHistory struct {
+	checker rules.Checker // used by one check at a time
 	answer  answer
-	pending chan error // of a look that has not come to its end; the asking goroutine's
-	open    bool       // latched: an agent that restarts does not close it again
+	open    bool // it stays open: an agent that restarts does not close it again
 	cause   string
 	since   time.Time
 }
 
-// gatesOf returns the gates of the networks as they are to be treated.
+// gatesOf returns the gates of the networks and of ready_files, with the modes
+// that the configuration asks for.
 func (c *config) gatesOf(nets []*network) []gate {
 	var gates []gate
 	if c.gates != GatesOff {
 		for _, n := range nets {
-			for _, g := range gatesOf(n.list) {
-				g.network = n.describe()
+			for _, g := range rules.Gates(n.list) {
 				if c.gates == GatesReport {
-					g.mode = GateReport
+					g.Mode = GateReport
 				}
-				gates = append(gates, g)
+				gates = append(gates, gate{g, n.describe()})
 			}
 		}
 	}
 	for _, path := range c.readyFiles {
-		gates = append(gates, gate{kind: gateFile, target: path, key: "ready_files", mode: GateEnforce})
+		gates = append(gates, gate{Gate: rules.Gate{Kind: rules.File, Target: path, Key: "ready_files", Mode: GateEnforce}})
 	}
 	return gates
 }
@@ -297,21 +125,21 @@ func (l *loop) judgeGates(ctx context.Context, s *Snapshot, nets []*network, now
 	for _, g := range gates {
 		h := known[g.id()]
 		if h == nil {
-			h = &gateHistory{since: now}
+			h = &gateHistory{checker: rules.Checker{Gate: g.Gate}, since: now}
 			known[g.id()] = h
 		}
 		l.observe(ctx, g, h, now)
 		if !h.open && !h.answer.asked {
-			waiting = g.within(fmt.Errorf("looking for %s", g.target))
+			waiting = g.within(fmt.Errorf("looking for %s", g.Target))
 			continue
 		}
-		state := GateState{Plugin: g.plugin, Kind: string(g.kind), Target: g.target, Key: g.key, Mode: g.mode,
-			Ops: g.ops(), Open: h.open, Since: h.since, Cause: h.cause, id: g.id()}
-		if errors.Is(h.answer.err, errLongEmpty) {
-			state.Mode = GateReport // it no longer keeps anybody
+		state := GateState{Plugin: g.Plugin, Kind: string(g.Kind), Target: g.Target, Key: g.Key, Mode: g.Mode,
+			Ops: g.Ops(), Open: h.open, Since: h.since, Cause: h.cause, id: g.id()}
+		if errors.Is(h.answer.err, rules.ErrLongEmpty) {
+			state.Mode = GateReport // the file is still empty, but nothing waits for it
 		}
 		s.Gates = append(s.Gates, state)
-		if !h.open && g.mode == GateEnforce && cause == nil {
+		if !h.open && g.Mode == GateEnforce && cause == nil {
 			cause = g.within(&gateError{gate: g, cause: h.cause, since: h.since})
 		}
 	}
@@ -326,8 +154,8 @@ func (g gate) within(err error) error {
 	return fmt.Errorf("%s: %w", g.network, err)
 }
 
-// observe brings what is known of one gate up to date and has it looked at again
-// when that is due.
+// observe takes over the last check of a gate that is not open yet, and starts the
+// next one when it is due.
 func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Time) {
 	if h.open {
 		return
@@ -335,7 +163,7 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 	a := &h.answer
 	if a.asked && !a.pending {
 		h.cause = errorText(a.err)
-		if a.err == nil || errors.Is(a.err, errLongEmpty) {
+		if a.err == nil || errors.Is(a.err, rules.ErrLongEmpty) {
 			h.open, h.since = true, now
 			return
 		}
@@ -347,7 +175,7 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 	if !a.pending {
 		due := a.at.Add(l.n.pace.gate)
 		if !a.asked || !now.Before(due) {
-			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.examine(ctx, &h.pending) })
+			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, h.checker.Check(ctx) })
 			due = now.Add(l.n.pace.gate)
 		}
 		if due.Before(l.next) {

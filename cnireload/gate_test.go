@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,27 +24,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
-
-// line writes a gate as a line, for tables.
-func (g gate) line() string {
-	s := fmt.Sprintf("%s: %s %s", g.plugin, g.kind, g.target)
-	if g.instead != "" {
-		s += " or " + g.instead
-	}
-	if g.key != "" {
-		s += " (" + g.key + ")"
-	}
-	return s + ", " + string(g.mode) + ", " + strings.Join(g.ops(), "+")
-}
-
-func lines(gates []gate) []string {
-	var s []string
-	for _, g := range gates {
-		s = append(s, g.line())
-	}
-	return s
-}
 
 func TestGateModes(t *testing.T) {
 	t.Parallel()
@@ -70,16 +50,16 @@ func TestGateModes(t *testing.T) {
 		gates := c.gatesOf(nets)
 		var modes []string
 		for _, g := range gates {
-			modes = append(modes, string(g.mode))
-			if (g.plugin == "") != (g.network == "") || g.network != "" && g.network != `network "a" in /d/10-a.conflist` {
+			modes = append(modes, string(g.Mode))
+			if (g.Plugin == "") != (g.network == "") || g.network != "" && g.network != `network "a" in /d/10-a.conflist` {
 				t.Errorf("%q: %+v", tt.mode, g)
 			}
 		}
 		if got := strings.Join(modes, " "); got != tt.want {
 			t.Errorf("gates = %q: %s, want %s", tt.mode, got, tt.want)
 		}
-		if last := gates[len(gates)-1].line(); last != ": file /run/flag (ready_files), enforce, ADD" {
-			t.Errorf("%q: %s", tt.mode, last)
+		if last := gates[len(gates)-1]; last.Gate != (rules.Gate{Kind: rules.File, Target: "/run/flag", Key: "ready_files", Mode: GateEnforce}) {
+			t.Errorf("%q: %+v", tt.mode, last)
 		}
 	}
 }
@@ -123,232 +103,6 @@ func listen(t testing.TB, network, address string) (l net.Listener, stop func())
 }
 
 const goodFlannel = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
-
-// Each kind of gate, against what is really there.
-func TestGateChecks(t *testing.T) {
-	t.Parallel()
-	// Not t.TempDir: paths of sockets are short.
-	dir, err := os.MkdirTemp("", "gate")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	at := func(name string) string { return filepath.Join(dir, name) }
-	put := func(name, content string) {
-		t.Helper()
-		if err := os.WriteFile(at(name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	link := func(target, name string) {
-		t.Helper()
-		if err := os.Symlink(target, at(name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put("empty", "")
-	put("full", "x")
-	for name, age := range map[string]time.Duration{"long-empty": emptyFor, "future-empty": -time.Hour} {
-		put(name, "")
-		if err := os.Chtimes(at(name), time.Now(), time.Now().Add(-age)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	link("full", "link")
-	link("nowhere", "dangling")
-	put("flannel", goodFlannel)
-	put("flannel6", "FLANNEL_IPV6_NETWORK=fd00::/48\nFLANNEL_IPV6_SUBNET=fd00::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=\n")
-	put("flannel-empty", "FLANNEL_NETWORK=\nFLANNEL_SUBNET=\nFLANNEL_MTU=\nFLANNEL_IPMASQ=\n")
-	put("flannel-half", "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\nFLANNEL_M")
-	put("flannel-none", "FLANNEL_NETWORK=10.1.0.0/16\n")
-	if err := syscall.Mkfifo(at("fifo"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	listen(t, "unix", at("live"))
-	_, stop := listen(t, "unix", at("dead"))
-	stop()
-	datagram, err := net.ListenPacket("unixgram", at("datagram"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer datagram.Close()
-	open, _ := listen(t, "tcp", "127.0.0.1:0")
-	closed, stop := listen(t, "tcp", "127.0.0.1:0")
-	stop()
-	for _, tt := range []struct {
-		kind   gateKind
-		target string
-		want   string
-	}{
-		{gateFile, at("full"), ""},
-		{gateFile, at("empty"), ""},
-		{gateFile, at("link"), ""},
-		{gateFile, at("fifo"), ""},
-		{gateFile, dir, ""},
-		{gateFile, at("none"), "does not exist"},
-		{gateFile, at("no/such/dir"), "does not exist"},
-		{gateFile, at("dangling"), "does not exist"},
-		{gateFile, at("full/x"), "cannot be looked at: stat " + at("full/x") + ": not a directory"},
-		{gateFilled, at("full"), ""},
-		{gateFilled, at("empty"), "is empty"},
-		{gateFilled, at("long-empty"), ""},
-		{gateFilled, at("future-empty"), ""},
-		{gateFilled, at("fifo"), ""},
-		{gateFilled, at("none"), "does not exist"},
-		{gateFlannel, at("flannel"), ""},
-		{gateFlannel, at("flannel6"), ""},
-		{gateFlannel, at("flannel-half"), "lacks FLANNEL_MTU, FLANNEL_IPMASQ"},
-		{gateFlannel, at("flannel-none"), "lacks FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
-		{gateFlannel, at("flannel-empty"), "lacks FLANNEL_NETWORK, FLANNEL_SUBNET, FLANNEL_MTU"},
-		{gateFlannel, at("full"), "lacks FLANNEL_NETWORK, FLANNEL_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ"},
-		{gateFlannel, at("empty"), "is empty"},
-		{gateFlannel, at("none"), "does not exist"},
-		{gateFlannel, at("fifo"), "is not a regular file but a FIFO"},
-		{gateUnix, at("live"), ""},
-		{gateUnix, at("dead"), "does not accept connections: connect: connection refused"},
-		{gateUnix, at("full"), "does not accept connections: connect: connection refused"},
-		{gateUnix, at("none"), "does not exist"},
-		{gateUnix, at("datagram"), "does not accept connections: connect: protocol wrong type for socket"},
-		{gateTCP, open.Addr().String(), ""},
-		{gateTCP, closed.Addr().String(), "does not accept connections: connect: connection refused"},
-		{gateConf, "subnet or ranges", "is not set"},
-	} {
-		var pending chan error
-		err := gate{kind: tt.kind, target: tt.target}.check(t.Context(), &pending)
-		if errorText(err) != tt.want {
-			t.Errorf("%s %s: %q, want %q", tt.kind, tt.target, errorText(err), tt.want)
-		}
-	}
-
-	// Either will do.
-	var pending chan error
-	for _, tt := range []struct {
-		target, instead, want string
-	}{
-		{at("live"), closed.Addr().String(), ""},
-		{at("none"), open.Addr().String(), ""},
-		{at("none"), closed.Addr().String(), "does not exist"},
-	} {
-		g := gate{kind: gateUnix, target: tt.target, instead: tt.instead}
-		if err := g.check(t.Context(), &pending); errorText(err) != tt.want {
-			t.Errorf("%+v: %v", g, err)
-		}
-	}
-}
-
-// Something that takes connections in but has no room for more: a dial waits.
-func fullTCP(t *testing.T) string {
-	t.Helper()
-	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = syscall.Close(fd) })
-	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Listen(fd, 0); err != nil {
-		t.Fatal(err)
-	}
-	name, err := syscall.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := fmt.Sprintf("127.0.0.1:%d", name.(*syscall.SockaddrInet4).Port)
-	for range 8 {
-		c, err := net.DialTimeout("tcp", address, 300*time.Millisecond)
-		if err != nil {
-			return address
-		}
-		t.Cleanup(func() { _ = c.Close() })
-	}
-	t.Skip("this system always has room for another connection")
-	return ""
-}
-
-// A check on something that does not answer ends by its bound, in the same words
-// each time, and the next does not start another look beside it.
-func TestGateCheckIsBounded(t *testing.T) {
-	t.Parallel()
-	g := gate{kind: gateTCP, target: fullTCP(t)}
-	var pending chan error
-	for range 4 {
-		start := time.Now()
-		err := g.check(t.Context(), &pending)
-		if errorText(err) != "has not answered within 1s" {
-			t.Errorf("%v", err)
-		}
-		if took := time.Since(start); took > gateBound+time.Second {
-			t.Errorf("took %s", took)
-		}
-	}
-	// A look that hangs for ever is one look.
-	hanging := make(chan error, 1)
-	pending = hanging
-	for range 2 {
-		if err := g.check(t.Context(), &pending); err != errSilent || pending != hanging {
-			t.Errorf("%v", err)
-		}
-	}
-	hanging <- nil
-	if err := g.check(t.Context(), &pending); err != nil || pending != nil {
-		t.Errorf("%v, %v", err, pending)
-	}
-	// The caller goes away.
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	pending = make(chan error)
-	start := time.Now()
-	if err := g.check(ctx, &pending); err == nil || time.Since(start) > gateBound/2 {
-		t.Errorf("%v after %s", err, time.Since(start))
-	}
-}
-
-// FuzzGates has rules look at any configuration that libcni lets through.
-func FuzzGates(f *testing.F) {
-	for _, row := range ruleRows {
-		f.Add([]byte(conflist("1.0.0", "a", row.plugins...)))
-	}
-	for _, seed := range []string{
-		`{"type":"calico","kubernetes":null}`, `{"type":"azure-vnet","cnsurl":"http://[::1","ipam":{"type":"azure-cns"}}`,
-		`{"type":"multus","delegates":[` + strings.Repeat(`{"type":"multus","delegates":[`, 30) + strings.Repeat(`]}`, 30) + `]}`,
-		`{"type":"flannel","delegate":` + strings.Repeat(`{"type":"flannel","delegate":`, 30) + `1` + strings.Repeat(`}`, 30) + `}`,
-		`{"type":"bridge","IPAM":{"Type":"dhcp"},"ipam":{"type":"host-local"}}`, `{"type":"calico","a":1,"A":2,"NODENAME_FILE":"/x","Nodename_file":"/y"}`,
-	} {
-		f.Add([]byte(conflist("1.0.0", "a", seed)))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		list, err := libcni.ConfListFromBytes(b)
-		if err != nil {
-			return
-		}
-		for _, p := range pluginsOf(list) {
-			if p.version == "" && p.role == RolePlugin {
-				t.Errorf("%+v needs no version", p)
-			}
-			if !p.counts && (p.role == RolePlugin || p.gates != nil) {
-				t.Errorf("%+v", p)
-			}
-		}
-		gates := gatesOf(list)
-		for _, g := range gates {
-			if g.plugin == "" || g.target == "" || g.kind == "" || g.mode != GateEnforce && g.mode != GateReport {
-				t.Errorf("%+v", g)
-			}
-			if g.kind == gateTCP {
-				if _, _, err := net.SplitHostPort(g.target); err != nil {
-					t.Errorf("%s: %v", g.target, err)
-				}
-			}
-		}
-		// Whether gates are the same ones is told by comparing them.
-		for range 3 {
-			if again := gatesOf(list); !slices.Equal(again, gates) {
-				t.Fatalf("%q, then %q", lines(gates), lines(again))
-			}
-		}
-	})
-}
 
 // held is a list whose plugin, a fake, needs a file.
 func held(name, file string) string {

@@ -133,7 +133,7 @@ func (l *loop) missingRequired(nets []*network) error {
 	types := make(map[string]bool)
 	for _, n := range nets {
 		for _, p := range n.plugins {
-			types[p.typ] = true
+			types[p.Type] = true
 		}
 	}
 	for _, r := range l.n.config.required {

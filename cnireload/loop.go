@@ -287,7 +287,7 @@ func (l *loop) wishes() []confdir.Wish {
 	}
 	for _, n := range l.inUse {
 		for _, p := range n.plugins {
-			for _, dir := range p.dirs {
+			for _, dir := range p.Dirs {
 				wishes = append(wishes, confdir.Wish{Dir: dir})
 			}
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // delNeeds finds out whether what plugins need for DEL is there. It asks each gate
@@ -19,16 +21,16 @@ import (
 type delNeeds struct {
 	n       *Network
 	s       *Snapshot
-	answers map[string]error // of gates, by id
+	answers map[rules.Gate]error
 }
 
 func (n *Network) newDELNeeds() *delNeeds {
-	return &delNeeds{n: n, s: n.Snapshot(), answers: make(map[string]error)}
+	return &delNeeds{n: n, s: n.Snapshot(), answers: make(map[rules.Gate]error)}
 }
 
 // plan decides what DEL runs for an attachment; see planDEL. Of the gates only
 // those count that concerns selects.
-func (d *delNeeds) plan(ctx context.Context, a attachment, concerns func(gate) bool, retry bool) delPlan {
+func (d *delNeeds) plan(ctx context.Context, a attachment, concerns func(rules.Gate) bool, retry bool) delPlan {
 	closed := func(list *libcni.NetworkConfigList) error { return d.closed(ctx, list, concerns) }
 	p := planDEL(a, d.s.attachments, d.executable, closed, retry)
 	p.known = p.known || errors.Is(d.s.LoadError, errLoading) // nobody knows yet
@@ -75,36 +77,35 @@ func (d *delNeeds) executable(typ string) error {
 	return nil
 }
 
-func allGates(gate) bool        { return true }
-func enforcedGates(g gate) bool { return g.mode == GateEnforce }
+func allGates(rules.Gate) bool        { return true }
+func enforcedGates(g rules.Gate) bool { return g.Mode == rules.Enforce }
 
 // silentGates are those without which DEL succeeds and removes nothing.
-func silentGates(g gate) bool { return g.silent }
+func silentGates(g rules.Gate) bool { return g.SilentDEL }
 
 // closed returns why a gate that DEL of the list needs is closed. With gates off
 // DEL waits for nothing.
-func (d *delNeeds) closed(ctx context.Context, list *libcni.NetworkConfigList, concerns func(gate) bool) error {
+func (d *delNeeds) closed(ctx context.Context, list *libcni.NetworkConfigList, concerns func(rules.Gate) bool) error {
 	if d.n.config.gates == GatesOff {
 		return nil
 	}
-	for _, g := range gatesOf(list) {
-		if !g.del || !concerns(g) {
+	for _, g := range rules.Gates(list) {
+		if !g.DEL || !concerns(g) {
 			continue
 		}
-		err, ok := d.answers[g.id()]
+		err, ok := d.answers[g]
 		if !ok {
-			err = d.n.lookAt(g.id(), func() error {
-				var pending chan error
-				err := g.check(context.WithoutCancel(ctx), &pending)
-				if pending != nil {
-					err = <-pending
+			err = d.n.lookAt(fmt.Sprintf("%+v", g), func() error {
+				err := g.Check(context.WithoutCancel(ctx))
+				if errors.Is(err, rules.ErrLongEmpty) {
+					return nil
 				}
 				return err
 			})
-			d.answers[g.id()] = err
+			d.answers[g] = err
 		}
 		if err != nil {
-			return fmt.Errorf("plugin %q needs %s, which %w", g.plugin, g.what(), err)
+			return fmt.Errorf("plugin %q needs %s, which %w", g.Plugin, g.Describe(), err)
 		}
 	}
 	return nil
@@ -118,7 +119,7 @@ func (n *Network) lookAt(id string, check func() error) error {
 	select {
 	case r := <-result:
 		return r.Err
-	case <-time.After(gateBound + gateBound/10):
-		return errSilent
+	case <-time.After(rules.Bound + rules.Bound/10):
+		return rules.ErrNoAnswer
 	}
 }

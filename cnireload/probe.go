@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/cnireload/cnireload/cnireload/rules"
 	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
@@ -29,14 +30,6 @@ const (
 	// maxVersions is how many versions a plugin can list; there are seven.
 	maxVersions = 100
 )
-
-// orOldest applies libcni's rule for a missing cniVersion.
-func orOldest(v string) string {
-	if v == "" {
-		return "0.1.0"
-	}
-	return v
-}
 
 const (
 	// maxFailures is how often in a row a plugin may give no answer, over the
@@ -289,7 +282,7 @@ func (p *prober) version(ctx context.Context, path string, info os.FileInfo) (q 
 
 // status returns what is known of the answer of one entry of a list to STATUS,
 // asking again when that is due. next is when to look again.
-func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, path string, info os.FileInfo) (q *probe, next time.Time) {
+func (p *prober) status(ctx context.Context, n *network, index int, pl rules.Plugin, path string, info os.FileInfo) (q *probe, next time.Time) {
 	key := questionKey(n, index)
 	q = p.statuses[key]
 	if q == nil {
@@ -306,7 +299,7 @@ func (p *prober) status(ctx context.Context, n *network, index int, pl plugin, p
 		return nil, p.cni.GetStatusNetworkList(ctx, &libcni.NetworkConfigList{
 			Name:       n.list.Name,
 			CNIVersion: n.list.CNIVersion,
-			Plugins:    []*libcni.PluginConfig{pl.conf},
+			Plugins:    []*libcni.PluginConfig{pl.Conf},
 		})
 	})
 	return q, q.next(interval(), p.pace.upgradeGrace)
@@ -391,27 +384,27 @@ func (v *verdict) sooner(next time.Time) {
 // again. It is, until there is an answer.
 func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int, checkVersion bool) verdict {
 	pl := n.plugins[index]
-	v := verdict{PluginState: PluginState{Role: pl.role, Type: pl.typ, Counts: pl.counts}}
-	for _, dir := range slices.Backward(pl.dirs) {
+	v := verdict{PluginState: PluginState{Role: pl.Role, Type: pl.Type, Counts: pl.Counts}}
+	for _, dir := range slices.Backward(pl.Dirs) {
 		if !slices.Contains(dirs, dir) {
 			dirs = slices.Concat([]string{dir}, dirs)
 		}
 	}
-	path, info, err := resolve(pl.typ, dirs, pl.role == RolePlugin)
+	path, info, err := resolve(pl.Type, dirs, pl.Role == RolePlugin)
 	if err != nil {
 		v.Problem = err
-		if n.file == nil && pl.typ == "loopback" {
+		if n.file == nil && pl.Type == "loopback" {
 			v.Problem = fmt.Errorf("%w; install it, or set use_internal_loopback = true", err)
 		}
 		return v
 	}
 	v.Path = path
-	if checkVersion && pl.counts {
+	if checkVersion && pl.Counts {
 		q, next := p.version(ctx, path, info)
 		v.sooner(next)
 		v.Versions = q.versions
 		misanswers := func(err error) error {
-			return fmt.Errorf("plugin %q (%s) mis-answers VERSION: %w", pl.typ, path, err)
+			return fmt.Errorf("plugin %q (%s) mis-answers VERSION: %w", pl.Type, path, err)
 		}
 		first := !q.heard || !q.current && q.failures == 0
 		switch {
@@ -424,17 +417,17 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 			v.Problem, v.pending = misanswers(q.failed), q.verb
 		case q.err != nil:
 			v.Problem = misanswers(q.err)
-		case pl.version != "" && !slices.Contains(q.versions, pl.version):
-			v.Problem = fmt.Errorf("plugin %q (%s) does not support cniVersion %s, only %s", pl.typ, path, pl.version, shorten(strings.Join(q.versions, ", "), maxErrorText/4))
+		case pl.Version != "" && !slices.Contains(q.versions, pl.Version):
+			v.Problem = fmt.Errorf("plugin %q (%s) does not support cniVersion %s, only %s", pl.Type, path, pl.Version, shorten(strings.Join(q.versions, ", "), maxErrorText/4))
 		}
 		if v.Problem != nil {
 			return v
 		}
 	}
-	if pl.conf != nil && hasNewVerbs(n.list.CNIVersion) {
+	if pl.Conf != nil && hasNewVerbs(n.list.CNIVersion) {
 		q, next := p.status(ctx, n, index, pl, path, info)
 		v.sooner(next)
-		silent := &statusError{plugin: pl.typ, path: path, err: q.failed}
+		silent := &statusError{plugin: pl.Type, path: path, err: q.failed}
 		switch {
 		case q.lost(p.pace.upgradeGrace):
 			v.Status, v.Problem, v.final = "no answer", silent, true
@@ -449,7 +442,7 @@ func (p *prober) judge(ctx context.Context, dirs []string, n *network, index int
 		default:
 			// Unlike a missing executable it is not given time: the plugin knows.
 			v.Status = "not ready"
-			v.Problem, v.final = &statusError{plugin: pl.typ, path: path, err: q.err}, true
+			v.Problem, v.final = &statusError{plugin: pl.Type, path: path, err: q.err}, true
 		}
 	}
 	return v

@@ -26,6 +26,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/admission"
 	"github.com/cnireload/cnireload/cnireload/owed"
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // namespaceThere is a network namespace that exists.
@@ -635,11 +636,11 @@ func TestLooksAtOneGateAreOne(t *testing.T) {
 			go func() { errs <- n.lookAt("one", check) }()
 		}
 		for range 5 {
-			if err := <-errs; err != errSilent {
+			if err := <-errs; err != rules.ErrNoAnswer {
 				t.Errorf("got %v", err)
 			}
 		}
-		if took := time.Since(begin); took > 2*gateBound || asked.Load() != 1 {
+		if took := time.Since(begin); took > 2*rules.Bound || asked.Load() != 1 {
 			t.Errorf("%d looks, which took %s", asked.Load(), took)
 		}
 		if err := n.lookAt("other", func() error { return nil }); err != nil {

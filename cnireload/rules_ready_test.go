@@ -6,12 +6,15 @@
 package cnireload
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // What a list names but its plugin is not known to run on the host is shown with
@@ -121,9 +124,9 @@ func TestEmptyNodenameFile(t *testing.T) {
 	if delGatesOpen(t, s) {
 		t.Error("DEL does not wait for what is about to be written")
 	}
-	d.must(os.Chtimes(file, time.Now(), time.Now().Add(-emptyFor)))
+	d.must(os.Chtimes(file, time.Now(), time.Now().Add(-time.Minute)))
 	s = becomesReady(t, n)
-	if g := s.Gates[0]; !g.Open || g.Mode != GateReport || g.Cause != errLongEmpty.Error() {
+	if g := s.Gates[0]; !g.Open || g.Mode != GateReport || g.Cause != rules.ErrLongEmpty.Error() {
 		t.Errorf("%+v", g)
 	}
 	if !delGatesOpen(t, s) {
@@ -171,11 +174,11 @@ func delGatesOpen(t *testing.T, s *Snapshot) bool {
 	t.Helper()
 	open, gates := true, 0
 	for _, a := range s.attachments {
-		for _, g := range gatesOf(a.list) {
-			if g.del {
-				var pending chan error
+		for _, g := range rules.Gates(a.list) {
+			if g.DEL {
 				gates++
-				open = open && g.check(t.Context(), &pending) == nil
+				err := g.Check(t.Context())
+				open = open && (err == nil || errors.Is(err, rules.ErrLongEmpty))
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // Snapshot is everything known about a network at one moment. It is immutable:
@@ -92,15 +93,13 @@ type NetworkState struct {
 type DropInState = confdir.DropIn
 
 // Role says who runs a plugin.
-type Role string
+type Role = rules.Role
 
+// The roles are explained in package rules.
 const (
-	// RolePlugin is an entry of the list itself.
-	RolePlugin Role = "plugin"
-	// RoleIPAM is run by an entry as its "ipam".
-	RoleIPAM Role = "ipam"
-	// RoleDelegate is run by an entry as its "delegate" or one of "delegates".
-	RoleDelegate Role = "delegate"
+	RolePlugin   = rules.RolePlugin
+	RoleIPAM     = rules.RoleIPAM
+	RoleDelegate = rules.RoleDelegate
 )
 
 // PluginState describes one plugin of a list in use.
@@ -158,21 +157,9 @@ type attachment struct {
 type network struct {
 	attachment
 	file       *confdir.File // nil for loopback
-	plugins    []plugin
+	plugins    []rules.Plugin
 	staleError error
 	staleSince time.Time
-}
-
-// plugin is one executable that a list names.
-type plugin struct {
-	role    Role
-	typ     string
-	counts  bool     // it is run on the host
-	dirs    []string // searched before bin_dirs
-	gates   []gate   // what it needs
-	version string   // the CNI version it must speak; empty when that is its own affair
-	// conf is set for entries of the list, which can be asked for their STATUS.
-	conf *libcni.PluginConfig
 }
 
 // key names the network's content for comparison across generations.

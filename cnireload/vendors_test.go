@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
 // vendor and vendorAgent are entries of test/vendors/vendors.json, which package
@@ -64,8 +65,8 @@ func TestVendors(t *testing.T) {
 			}
 			// Under their real names first: what is compiled in, and defaults.
 			var gates []string
-			for _, g := range gatesOf(vendorList(t, v, content)) {
-				gates = append(gates, fmt.Sprintf("%s %s %s (%s) %s", g.plugin, g.kind, g.target, g.key, g.mode))
+			for _, g := range rules.Gates(vendorList(t, v, content)) {
+				gates = append(gates, fmt.Sprintf("%s %s %s (%s) %s", g.Plugin, g.Kind, g.Target, g.Key, g.Mode))
 			}
 			var want []string
 			for _, a := range v.Agent {

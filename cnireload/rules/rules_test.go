@@ -3,7 +3,7 @@
 
 //go:build unix
 
-package cnireload
+package rules
 
 import (
 	"cmp"
@@ -15,8 +15,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
-
-	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // ruleRows say what rules make of entries: the gates, and what else is shown.
@@ -242,16 +240,16 @@ func TestRules(t *testing.T) {
 	t.Parallel()
 	ruled := make(map[string]bool)
 	for _, tt := range ruleRows {
-		list, err := libcni.ConfListFromBytes([]byte(conflist("1.0.0", "a", tt.plugins...)))
+		list, err := libcni.ConfListFromBytes(conflist("1.0.0", tt.plugins...))
 		if err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		gates := gatesOf(list)
-		for _, p := range pluginsOf(list) {
-			if p.counts {
-				ruled[string(p.role)+" "+p.typ] = true
-			} else if p.gates != nil {
-				t.Errorf("%s: %s does not count, but has gates", tt.name, p.typ)
+		gates := Gates(list)
+		for _, p := range Of(list) {
+			if p.Counts {
+				ruled[string(p.Role)+" "+p.Type] = true
+			} else if p.Gates != nil {
+				t.Errorf("%s: %s does not count, but has gates", tt.name, p.Type)
 			}
 		}
 		if got := lines(gates); !slices.Equal(got, tt.want) {
@@ -260,22 +258,25 @@ func TestRules(t *testing.T) {
 		for _, g := range gates {
 			// Readiness is held back only by what the configuration names: what
 			// is compiled in may move with a release of the plugin.
-			if g.mode == GateEnforce && g.key == "" {
+			if g.Mode == Enforce && g.Key == "" {
 				t.Errorf("%s: %s is enforced, but no key leads to it", tt.name, g.line())
 			}
 		}
 	}
-	for role, rules := range map[Role][]rule{RolePlugin: mainRules, RoleIPAM: ipamRules} {
-		seen := make(map[string]bool)
-		for _, r := range rules {
-			for _, typ := range r.types {
-				if seen[typ] {
-					t.Errorf("%s %s has two rules", role, typ)
-				}
-				seen[typ] = true
-				if key := string(role) + " " + typ; !ruled[key] && r.needs != nil {
-					t.Errorf("%s has a rule with needs, but no row", key)
-				}
+	seen := make(map[string]bool)
+	for _, r := range Table() {
+		role := RolePlugin
+		if r.IPAM {
+			role = RoleIPAM
+		}
+		for _, typ := range r.Types {
+			key := string(role) + " " + typ
+			if seen[key] {
+				t.Errorf("%s has two rows in the table", key)
+			}
+			seen[key] = true
+			if !ruled[key] && r.Needs != nil {
+				t.Errorf("%s has needs, but no row in this test", key)
 			}
 		}
 	}
@@ -284,7 +285,7 @@ func TestRules(t *testing.T) {
 // What a list names, whether it counts, and where it is looked for.
 func TestPluginsOf(t *testing.T) {
 	t.Parallel()
-	list, err := confdir.ParseList("a.conflist", []byte(`{"cniVersion":"1.0.0","name":"a","plugins":[
+	list, err := libcni.ConfListFromBytes([]byte(`{"cniVersion":"1.0.0","name":"a","plugins":[
 		{"type":"bridge","ipam":{"type":"host-local"}},
 		{"type":"flannel","delegate":{"type":"ptp","ipam":{"type":"dhcp"}}},
 		{"type":"flannel","delegate":{"hairpinMode":true},"ipam":{"type":"own"}},
@@ -312,13 +313,13 @@ func TestPluginsOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, p := range pluginsOf(list) {
-		s := fmt.Sprintf("%s %s %s", p.role, p.typ, p.version)
-		if !p.counts {
+	for _, p := range Of(list) {
+		s := fmt.Sprintf("%s %s %s", p.Role, p.Type, p.Version)
+		if !p.Counts {
 			s = "(" + s + ")"
 		}
-		if p.dirs != nil {
-			s += " " + strings.Join(p.dirs, ":")
+		if p.Dirs != nil {
+			s += " " + strings.Join(p.Dirs, ":")
 		}
 		got = append(got, s)
 	}
@@ -350,11 +351,11 @@ func TestPluginsOf(t *testing.T) {
 	// Delegates within delegates come to an end.
 	for _, nested := range [][2]string{{`{"type":"d","delegate":`, `}`}, {`{"type":"flannel","delegate":`, `}`}, {`{"type":"multus","delegates":[`, `]}`}} {
 		deep := strings.Repeat(nested[0], 1000) + "{}" + strings.Repeat(nested[1], 1000)
-		list, err := confdir.ParseList("a.conflist", []byte(`{"name":"a","plugins":[`+deep+`]}`))
+		list, err := libcni.ConfListFromBytes([]byte(`{"name":"a","plugins":[` + deep + `]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := len(pluginsOf(list)); n > 2*maxNesting {
+		if n := len(Of(list)); n > 2*maxNesting {
 			t.Errorf("%d plugins in nested delegates", n)
 		}
 	}
@@ -367,31 +368,28 @@ func rulesTable() string {
 	var b strings.Builder
 	b.WriteString("| plugin | runs on the host | needs | from | mode | for | why |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	row := func(cells ...string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
-	for _, role := range []Role{RolePlugin, RoleIPAM} {
-		rules, suffix := mainRules, ""
-		if role == RoleIPAM {
-			rules, suffix = ipamRules, " (IPAM)"
+	for _, r := range Table() {
+		name, runs := strings.Join(r.Types, ", "), r.Runs
+		if r.IPAM {
+			name += " (IPAM)"
 		}
-		for _, r := range rules {
-			name, running := strings.Join(r.types, ", ")+suffix, r.running
-			if len(r.needs) == 0 {
-				row(name, running, cmp.Or(r.note, "nothing"), "", "", "", "")
+		if len(r.Needs) == 0 {
+			row(name, runs, cmp.Or(r.Note, "nothing"), "", "", "", "")
+		}
+		for _, n := range r.Needs {
+			var from []string
+			if n.Gate.Key != "" {
+				from = append(from, "`"+n.Gate.Key+"`")
 			}
-			for _, n := range r.needs {
-				var from []string
-				if n.key != "" {
-					from = append(from, "`"+n.key+"`")
-				}
-				if n.fallback != "" {
-					from = append(from, "`"+n.fallback+"`")
-				}
-				if n.key == "" {
-					from = append(from, "compiled in")
-				}
-				row(name, running, n.what, strings.Join(from, ", "), map[GateMode]string{GateEnforce: "enforced", GateReport: "reported"}[n.mode],
-					strings.Join(gate{del: n.del}.ops(), ", "), n.why)
-				name, running = "", ""
+			if n.Gate.Target != "" {
+				from = append(from, "`"+n.Gate.Target+"`")
 			}
+			if n.Gate.Key == "" {
+				from = append(from, "compiled in")
+			}
+			row(name, runs, n.What, strings.Join(from, ", "), map[Mode]string{Enforce: "enforced", Report: "reported"}[n.Gate.Mode],
+				strings.Join(n.Gate.Ops(), ", "), n.Why)
+			name, runs = "", ""
 		}
 	}
 	row("any other", "what it names is shown and does not count", "nothing", "", "", "", "")
@@ -402,8 +400,8 @@ func rulesTable() string {
 func TestRulesInDocs(t *testing.T) {
 	t.Parallel()
 	const (
-		path  = "../docs/readiness.md"
-		begin = "<!-- made from cnireload/rules.go by: go test ./cnireload -run TestRulesInDocs -update -->\n\n"
+		path  = "../../docs/readiness.md"
+		begin = "<!-- made from cnireload/rules/table.go by: go test ./cnireload/rules -run TestRulesInDocs -update -->\n\n"
 		end   = "\n<!-- end of what is made -->\n"
 	)
 	b, err := os.ReadFile(path)
@@ -420,26 +418,26 @@ func TestRulesInDocs(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s differs from the rules; run go test ./cnireload -run TestRulesInDocs -update", path)
+		t.Fatalf("%s differs from the rules; run go test ./cnireload/rules -run TestRulesInDocs -update", path)
 	}
 	if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Each rule has the words that its row in the documentation needs.
+// Each row has the words that the documentation needs.
 func TestRulesHaveWords(t *testing.T) {
 	t.Parallel()
-	for _, r := range slices.Concat(mainRules, ipamRules) {
-		if (r.runs == nil) != (r.running == "") {
-			t.Errorf("%s: runs something, or says so, but not both", r.types)
+	for _, r := range Table() {
+		if (r.runs == nil) != (r.Runs == "") {
+			t.Errorf("%s: runs something, or says so, but not both", r.Types)
 		}
-		if r.runs == nil && r.needs == nil && r.note == "" {
-			t.Errorf("%s: the rule says nothing", r.types)
+		if r.runs == nil && r.Needs == nil && r.Note == "" {
+			t.Errorf("%s: the row says nothing", r.Types)
 		}
-		for _, n := range r.needs {
-			if n.what == "" || n.why == "" || n.kind == "" || n.mode == "" || n.key == "" && n.fallback == "" {
-				t.Errorf("%s: %+v", r.types, n)
+		for _, n := range r.Needs {
+			if n.What == "" || n.Why == "" || n.Gate.Kind == "" || n.Gate.Mode == "" || n.Gate.Key == "" && n.Gate.Target == "" {
+				t.Errorf("%s: %+v", r.Types, n)
 			}
 		}
 	}
