@@ -23,7 +23,11 @@ import (
 )
 
 const (
-	maxPatches = 7
+	// maxPatches leaves room for one reason each.
+	maxPatches = 9
+	// maxHeader is how many lines of text a patch may have above its trailers, blank ones included: more is
+	// not read.
+	maxHeader = 25
 	// lineBudget is how much code the patches of a line may carry: added and removed lines outside of
 	// tests, and without files that are removed whole.
 	lineBudget = 400
@@ -312,6 +316,9 @@ func (p *patch) lintTrailers(line string) (errs []error) {
 	}
 	// A trailer above the last paragraph is one that no tool reads.
 	prose, _ := splitTrailers(p.body)
+	if n := strings.Count(strings.TrimSpace(prose), "\n") + 1; n > maxHeader {
+		fail("%d lines of text, at most %d are read: say what a user saw, why, what it does and the risk", n, maxHeader)
+	}
 	for l := range strings.Lines(prose) {
 		key, _, ok := strings.Cut(l, ":")
 		if _, known := rules[key]; ok && known {

@@ -83,7 +83,7 @@ func TestGoodFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "v2.4: 2 of at most 7 patches, 6 of at most 400 carried lines\n"; !strings.HasSuffix(report, want) {
+	if want := "v2.4: 2 of at most 9 patches, 6 of at most 400 carried lines\n"; !strings.HasSuffix(report, want) {
 		t.Errorf("report %q does not end with %q", report, want)
 	}
 }
@@ -133,11 +133,12 @@ func TestBadFolders(t *testing.T) {
 		"unlisted patch":         {set("series", "0001-a.patch\n"), "does not list 0003-c.patch"},
 		"listed but missing":     {set("series", "0001-a.patch\n0003-c.patch\n0004-d.patch\n"), "0004-d.patch"},
 		"bad name":               {set("series", "0001-a.patch\n0003-c.patch\n4-d.patch\n"), "is not named NNNN-subject.patch"},
-		"too many": {set("series", "0001-a.patch\n0002-a.patch\n0003-c.patch\n0004-a.patch\n0005-a.patch\n0006-a.patch\n0007-a.patch\n0008-a.patch\n"),
-			"8 patches, at most 7"},
+		"too many": {set("series", "0001-a.patch\n0002-a.patch\n0003-c.patch\n0004-a.patch\n0005-a.patch\n0006-a.patch\n0007-a.patch\n0008-a.patch\n0009-a.patch\n0010-a.patch\n"),
+			"10 patches, at most 9"},
 		"too many lines": {edit("@@ -1,3 +1,2 @@\n package cri\n-one\n-two\n+three\n", "@@ -1,1 +1,399 @@\n package cri\n"+strings.Repeat("+line\n", 398)),
 			"401 carried lines, at most 400"},
-		"no body": {edit("A node says Ready and every pod fails.\n\nThe risk is small.\n\n", ""), "has no text"},
+		"no body":   {edit("A node says Ready and every pod fails.\n\nThe risk is small.\n\n", ""), "has no text"},
+		"long text": {edit("The risk is small.\n", strings.Repeat("The risk is small.\n", 24)), "26 lines of text, at most 25"},
 		"real commit id": {edit("From 0000000000000000000000000000000000000000", "From 1111111111111111111111111111111111111111"),
 			"zero commit line"},
 		"no patch prefix":      {edit("[PATCH] ", ""), "Subject: [PATCH]"},
