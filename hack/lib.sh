@@ -139,20 +139,54 @@ progress() {
 	done
 }
 
+# link_library DIR: has upstream's sources in DIR use this checkout. The path is relative: the build
+# records it in the binaries, which must not depend on where the checkout is. It is part of the base
+# commit, so that it is never part of a patch.
+link_library() {
+	(cd "$1" && go mod edit -require=github.com/cnireload/cnireload@v0.0.0 \
+		-replace=github.com/cnireload/cnireload=../../..) || die "cannot edit go.mod of $module"
+}
+
+# commit_base DIR MESSAGE: commits all of DIR, the same commit every time.
+commit_base() {
+	tgit "$1" add -A -f
+	GIT_AUTHOR_NAME=cnireload GIT_AUTHOR_EMAIL=cnireload@invalid \
+		GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z' \
+		tgit "$1" commit -q -m "$2"
+}
+
+# pin VERSION: what BASE says for that version of the line's module. The sum is checked against the
+# checksum database by the go command, unless GONOSUMDB or GOFLAGS say otherwise.
+pin() {
+	local info
+	info=$(cd / && go mod download -json "$module@$1") || die "cannot download $module@$1: $(sed -n 's/.*"Error": "\(.*\)".*/\1/p' <<<"$info")"
+	field() { sed -n "s/.*\"$1\": \"\(.*\)\".*/\1/p" <<<"$info"; }
+	grep '^#' "$patches/BASE"
+	printf '%s\n' "MODULE=$module" "VERSION=$1" "SUM=$(field Sum)" COMMIT= \
+		"GO=$(sed -n 's/^go //p' "$(field GoMod)")" RELEASE=1
+}
+
+# commit_upstream TREE BASE DIR: adds the sources that BASE pins to the repository TREE as a commit
+# without parents, and prints its name. DIR is for the sources.
+commit_upstream() {
+	local v
+	v=$(sed -n 's/^VERSION=//p' "$2")
+	hackgo source -module "$module" -version "$v" -sum "$(sed -n 's/^SUM=//p' "$2")" -dir "$3" >&2
+	link_library "$3"
+	tgit "$3" init -q -b new 2>/dev/null
+	commit_base "$3" "$module $v"
+	tgit "$1" fetch -q "$3" HEAD
+	tgit "$1" rev-parse FETCH_HEAD
+}
+
 # apply_to DIR [LOOSE]: makes DIR, a git repository with upstream's sources as the one commit
 # refs/cnireload/base and a commit for each patch.
 apply_to() {
 	local dir=$1 loose=${2-} p
 	"$root/hack/fetch.sh" "$line" "$dir" || exit 1
-	# The path is relative: the build records it in the binaries, which must not depend on where
-	# the checkout is. Kept in the base commit, so that it is never part of a patch.
-	(cd "$dir" && go mod edit -require=github.com/cnireload/cnireload@v0.0.0 \
-		-replace=github.com/cnireload/cnireload=../../..) || die "cannot edit go.mod of $module"
+	link_library "$dir"
 	tgit "$dir" init -q -b "$line" 2>/dev/null
-	tgit "$dir" add -A -f
-	GIT_AUTHOR_NAME=cnireload GIT_AUTHOR_EMAIL=cnireload@invalid \
-		GIT_AUTHOR_DATE='2000-01-01T00:00:00Z' GIT_COMMITTER_DATE='2000-01-01T00:00:00Z' \
-		tgit "$dir" commit -q -m "$module $version"
+	commit_base "$dir" "$module $version"
 	tgit "$dir" update-ref refs/cnireload/base HEAD
 	for p in $(series); do
 		[ -f "$patches/$p" ] || die "patches/$line/series names $p, which does not exist"
