@@ -4,7 +4,7 @@
 # Thin: what is done is in hack/ and test/. "make help" lists the targets.
 
 LINE ?= v2.4
-export KEEP STOP CASE SEED SIDE FOCUS
+export LINE KEEP STOP CASE SEED SIDE FOCUS
 
 .DEFAULT_GOAL := help
 .PHONY: help build stock run test test-unit test-e2e test-node test-race test-upstream test-upstream-race test-cri test-arm64 \
@@ -22,7 +22,7 @@ stock: ## build its unpatched twin into _output/stock/LINE
 run: ## install, build and walk through real input; KEEP=1 leaves the daemon running, STOP=1 ends it
 	@hack/test.sh run $(LINE)
 
-test: ## everything that CI runs, with one table at the end
+test: ## everything that CI runs on LINE, with one table at the end; other lines are verified and built
 	@hack/ci.sh $(STAGES)
 
 test-unit: ## the library's and hack's own tests, in about two minutes

@@ -8,6 +8,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 what=${1-}
 use_line "${2-}"
+export LINE=$line
 [ "$(id -u)" = 0 ] || die "needs root for mounts and network namespaces: run it with sudo"
 [ "$(uname -s)" = Linux ] || die "needs Linux, this is $(uname -s)"
 "$root/hack/deps.sh"

@@ -7,6 +7,7 @@
 package harness
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -26,8 +27,8 @@ const (
 	Patched Side = "patched"
 )
 
-// Line is the containerd line the tests run.
-const Line = "v2.4"
+// Line is the containerd line the tests run: that of the environment variable LINE.
+var Line = cmp.Or(os.Getenv("LINE"), "v2.4")
 
 // Root finds the repository from the working directory.
 var Root = sync.OnceValues(func() (string, error) {

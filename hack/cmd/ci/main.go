@@ -27,13 +27,22 @@ import (
 func main() {
 	root := flag.String("root", "", "the checkout")
 	only := flag.String("stages", "", "comma-separated stages to run instead of all, with no regard to what they need")
+	line := flag.String("line", os.Getenv("LINE"), "the line that is tested whole (default: the newest); the others are verified and built")
 	short := flag.Bool("short", false, "leave out the slow tests of the stages unit and hack")
 	flag.Parse()
 	if err := os.Chdir(*root); err != nil {
 		fmt.Fprintln(os.Stderr, "ci:", err)
 		os.Exit(2)
 	}
-	list, err := choose(stages(lines(), *short), *only)
+	all := lines()
+	if *line == "" {
+		*line = all[len(all)-1]
+	}
+	if !slices.Contains(all, *line) {
+		fmt.Fprintf(os.Stderr, "ci: no line %q: supported are %s\n", *line, strings.Join(all, ", "))
+		os.Exit(2)
+	}
+	list, err := choose(stages(all, *line, *short), *only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "ci:", err)
 		os.Exit(2)
@@ -70,8 +79,9 @@ type stage struct {
 	run   func() (counts, error)
 }
 
-// stages returns everything that "make test" does.
-func stages(lines []string, short bool) []stage {
+// stages returns all that "make test" runs. One line is tested whole; of the others it is shown that their
+// patches apply and build.
+func stages(lines []string, line string, short bool) []stage {
 	speed := "-short=" + strconv.FormatBool(short)
 	list := []stage{
 		{name: "deps", run: command("hack/deps.sh")},
@@ -82,12 +92,13 @@ func stages(lines []string, short bool) []stage {
 		{name: "shellcheck", needs: []string{"deps"}, run: shellcheck},
 	}
 	for _, l := range lines {
-		list = append(list,
-			stage{name: "verify " + l, run: command("hack/verify.sh", l)},
-			stage{name: "portable " + l, needs: []string{"verify " + l}, run: command("hack/platforms.sh", l)},
-		)
+		list = append(list, stage{name: "verify " + l, run: command("hack/verify.sh", l)})
+		if l != line {
+			list = append(list, stage{name: "build " + l, needs: []string{"verify " + l}, run: command("hack/build.sh", l)})
+		}
 	}
 	list = append(list,
+		stage{name: "portable " + line, needs: []string{"verify " + line}, run: command("hack/platforms.sh", line)},
 		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", speed, "./...")},
 		// One at a time: go test takes one fuzz target. Minimizing an input that is merely new would
 		// take most of the time.
@@ -96,19 +107,14 @@ func stages(lines []string, short bool) []stage {
 		stage{name: "hack", run: goTest("hack", false, speed, "./...")},
 		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
 	)
-	for _, l := range lines {
-		build, upstream := "build "+l, "upstream "+l
-		list = append(list,
-			stage{name: build, needs: []string{"verify " + l}, run: sequence(command("hack/build.sh", l), command("hack/build.sh", "--stock", l))},
-			stage{name: upstream, needs: []string{build}, run: command("hack/upstream-tests.sh", l)},
-			stage{name: "package " + l, needs: []string{build}, root: true, run: command("hack/package-test.sh", l)},
-		)
-	}
-	newest := "build " + lines[len(lines)-1]
+	build := "build " + line
 	return append(list,
-		stage{name: "e2e", needs: []string{"tools", newest}, root: true,
+		stage{name: build, needs: []string{"verify " + line}, run: sequence(command("hack/build.sh", line), command("hack/build.sh", "--stock", line))},
+		stage{name: "upstream " + line, needs: []string{build}, run: command("hack/upstream-tests.sh", line)},
+		stage{name: "package " + line, needs: []string{build}, root: true, run: command("hack/package-test.sh", line)},
+		stage{name: "e2e", needs: []string{"tools", build}, root: true,
 			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./durability/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...", "./vendors/...")},
-		stage{name: "critest", needs: []string{"tools", newest}, root: true, run: command("hack/test.sh", "critest", lines[len(lines)-1])},
+		stage{name: "critest", needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "critest", line)},
 	)
 }
 

@@ -49,7 +49,7 @@ func TestRunAllGood(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	all := stages([]string{"v2.3", "v2.4"}, false)
+	all := stages([]string{"v2.3", "v2.4"}, "v2.4", false)
 	list, err := choose(all, "unit,verify")
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestChoose(t *testing.T) {
 
 func TestStagesNeedStagesThatExist(t *testing.T) {
 	seen := map[string]bool{}
-	for _, s := range stages([]string{"v2.3", "v2.4"}, false) {
+	for _, s := range stages([]string{"v2.3", "v2.4"}, "v2.4", false) {
 		for _, n := range s.needs {
 			if !seen[n] {
 				t.Errorf("stage %s needs %s, which is not before it", s.name, n)
