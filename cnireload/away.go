@@ -15,6 +15,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // look is one look at what DEL needs: each gate is asked once, each list parsed
@@ -162,7 +164,7 @@ func (l *look) missing(a attachment) error {
 
 // executable returns why a plugin cannot be run.
 func (l *look) executable(typ string) error {
-	if _, _, err := resolve(typ, l.n.config.binDirs, true); err != nil {
+	if _, _, err := plugin.Find(typ, l.n.config.binDirs, true); err != nil {
 		return fmt.Errorf("plugin %q is missing from %s", typ, strings.Join(l.n.config.binDirs, ", "))
 	}
 	return nil

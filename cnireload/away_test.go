@@ -23,6 +23,8 @@ import (
 
 	gocni "github.com/containerd/go-cni"
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // namespaceThere is a network namespace that exists.
@@ -496,7 +498,7 @@ func TestBoundOfADD(t *testing.T) {
 				t.Errorf("caller's deadline %s: ADD has %s, want %s", deadline, got, want)
 			}
 			<-bounded.Done()
-			if err := context.Cause(bounded); outcomeOf(err) != "timeout" || !strings.HasPrefix(err.Error(), "ADD did not finish within "+want.String()) {
+			if err := context.Cause(bounded); plugin.Outcome(err) != "timeout" || !strings.HasPrefix(err.Error(), "ADD did not finish within "+want.String()) {
 				t.Errorf("caller's deadline %s: %v", deadline, err)
 			}
 		}

@@ -20,6 +20,8 @@ import (
 	"github.com/containerd/log"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/invoke"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // Remove detaches the network namespace from the networks it was attached to,
@@ -109,7 +111,7 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 		return nil // while this call waited for another one to end
 	}
 	n.awaitSearch()
-	adding := n.running.evict(ns.id)
+	adding := n.processes.Evict(ns.id)
 	if _, err := os.Stat(ns.path); err == nil && !isNamespace(ns.path) {
 		// The mount point that is left of one is a plain file, and plugins fail
 		// on it for ever.
@@ -121,7 +123,7 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 	}
 	failure, failing := n.failing.get(ns.id)
 	overdue := failing && time.Since(failure.since) >= n.config.delGrace
-	bound := boundOf("DEL")
+	bound := plugin.Bound("DEL")
 	switch {
 	case known.neverAdded:
 		bound = min(bound, cleanUpDEL)
@@ -201,7 +203,7 @@ func (r *removal) unfinished() []attachment { return append(slices.Clone(r.left)
 // detachAll runs DEL for one list after the other, whatever the others brought,
 // all of them within bound. again says that the pod is gone already.
 func (n *Network) detachAll(ctx context.Context, attachments []attachment, ns *Namespace, bound time.Duration, again bool) removal {
-	ctx, cancel := context.WithTimeoutCause(ctx, bound, &boundError{verb: "DEL", after: bound})
+	ctx, cancel := plugin.WithBoundOf(ctx, "DEL", bound)
 	defer cancel()
 	var r removal
 	for i, a := range attachments {
@@ -359,7 +361,7 @@ func because(err, reason error) error {
 // lists need for DEL is there, or a list in use can take their place. Plugins
 // whose needs are compiled in are not waited for: DEL tells better.
 func (n *Network) awaitAgent(ctx context.Context, attachments []attachment) {
-	ctx, cancel := context.WithTimeout(ctx, min(n.pace.agent, boundOf("DEL")))
+	ctx, cancel := context.WithTimeout(ctx, min(n.pace.agent, plugin.Bound("DEL")))
 	defer cancel()
 	var pause *time.Ticker
 	for n.newLook(nil).closed(ctx, attachments, false) != nil {
@@ -570,7 +572,7 @@ func cachedList(c *libcni.NetworkAttachment) (*libcni.NetworkConfigList, error) 
 
 // detachOne runs DEL for one list within the bound of DEL.
 func (n *Network) detachOne(ctx context.Context, a attachment, ns *Namespace) error {
-	ctx, cancel := withBound(ctx, "DEL")
+	ctx, cancel := plugin.WithBound(ctx, "DEL")
 	defer cancel()
 	_, err := n.del(ctx, a, n.newLook(nil).outlook(ctx, a, "", true).skip, ns)
 	if err == nil {

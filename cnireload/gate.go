@@ -347,7 +347,7 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 	if !a.pending {
 		due := a.at.Add(l.n.pace.gate)
 		if !a.asked || !now.Before(due) {
-			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.examine(ctx, &h.pending) })
+			l.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, g.examine(ctx, &h.pending) })
 			due = now.Add(l.n.pace.gate)
 		}
 		if due.Before(l.next) {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 const (
@@ -32,7 +34,7 @@ const (
 	gcPatience   = 3 * time.Second
 	// giveWayBound is how long a pod waits for a GC that was told to end. Killing a
 	// plugin takes no longer.
-	giveWayBound = pipeGrace + abandonGrace + 500*time.Millisecond
+	giveWayBound = plugin.KillGrace + 500*time.Millisecond
 	// staleBound bounds the DELs of stale attachments of one network. They are no
 	// part of GC's own bound.
 	staleBound = 2 * time.Minute
@@ -228,7 +230,7 @@ func (n *Network) sweep(ctx context.Context) {
 // collect runs GC for one list, after DEL for what is known to be stale. Each
 // plugin has the bound of GC.
 func (n *Network) collect(ctx context.Context, a attachment) (stale int, err error) {
-	listing, cancel := withBound(ctx, "GC")
+	listing, cancel := plugin.WithBound(ctx, "GC")
 	sandboxes, err := n.config.sandboxes(listing)
 	cancel()
 	if err != nil {
@@ -320,5 +322,5 @@ func unsupported(err error) bool {
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(many.Unwrap(), func(err error) bool { return !unsupported(err) })
 	}
-	return verbUnsupported(err, "GC")
+	return plugin.VerbUnsupported(err, "GC")
 }

@@ -230,8 +230,8 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 	n := d.withGrace("1h")
 	becomesReady(t, n)
 	// A process in uninterruptible sleep cannot be made here.
-	stuck := n.running.begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
-	n.running.abandon(stuck)
+	stuck := n.processes.Begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
+	n.processes.Abandon(stuck)
 	if got := processesOf(n, ProcessAbandoned); len(got) != 1 || got[0] != "first ADD pod-1" {
 		t.Errorf("shown are %q", got)
 	}
@@ -249,7 +249,7 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 		}
 		return ""
 	})
-	n.running.end(stuck)
+	n.processes.End(stuck)
 	eventually(t, func() string {
 		if len(n.Tombstones()) > 0 {
 			return fmt.Sprint(n.Tombstones())

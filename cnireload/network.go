@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/oneline"
 )
 
@@ -105,9 +106,10 @@ type Network struct {
 	cni      *libcni.CNIConfig
 	convert  resultConverter
 	snapshot atomic.Pointer[Snapshot]
-	calls    callLog
-	running  running
-	removals flights
+	// What calls to plugins leave a note in.
+	calls     plugin.Calls
+	processes plugin.Processes
+	removals  flights
 	// tried holds the lists of ADDs that have failed, failing since when DELs
 	// have.
 	tried   recollection[[]attachment]
@@ -167,7 +169,7 @@ func New(opts ...Opt) (*Network, error) {
 		tombstones: newTombstones(c.tombstoneDir, c.handler),
 	}
 	n.retries.slots = make(chan struct{}, maxRetries)
-	n.exec = &countedExec{Exec: &boundedExec{running: &n.running}, calls: &n.calls}
+	n.exec = &plugin.Exec{Processes: &n.processes, Calls: &n.calls}
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	n.ctx, n.cancel = ctx, func() { cancel(ErrClosed) }
@@ -202,7 +204,7 @@ func (n *Network) Close() error {
 	// A loop that was never started must not be started any more.
 	n.start.Do(func() { close(n.ended) })
 	n.keeping.Do(func() { close(n.kept); close(n.searched) })
-	n.running.close()
+	n.processes.Close()
 	defer n.tombstones.close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
@@ -219,7 +221,26 @@ func (n *Network) Close() error {
 // Processes returns the processes of plugins that have not ended, oldest first.
 // What a plugin runs by itself is not among them, unless it has outlived the
 // plugin in a process group of its own.
-func (n *Network) Processes() []Process { return n.running.list() }
+func (n *Network) Processes() []Process { return n.processes.List() }
+
+// Calls returns how many calls to plugins have ended, by kind, since New. What
+// a plugin runs by itself, such as its IPAM, is not seen.
+func (n *Network) Calls() map[Call]CallCount { return n.calls.Counts() }
+
+// What is said of plugins' calls and processes, see package plugin.
+type (
+	Call         = plugin.Call
+	CallCount    = plugin.CallCount
+	Process      = plugin.Process
+	ProcessState = plugin.ProcessState
+)
+
+// States of a process, see package plugin.
+const (
+	ProcessRunning   = plugin.ProcessRunning
+	ProcessAbandoned = plugin.ProcessAbandoned
+	ProcessLeftOver  = plugin.ProcessLeftOver
+)
 
 // Load brings what is in use in line with the disk and returns when that is
 // done. Options that say what to load, such as WithDefaultConf, replace those

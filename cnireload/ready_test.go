@@ -23,6 +23,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
@@ -443,12 +444,12 @@ type fakeExec struct {
 	answer func(ctx context.Context, verb, path string) ([]byte, error)
 }
 
-func (f *fakeExec) FindInPath(plugin string, dirs []string) (string, error) {
-	return (&boundedExec{}).FindInPath(plugin, dirs)
+func (f *fakeExec) FindInPath(typ string, dirs []string) (string, error) {
+	return (&plugin.Exec{}).FindInPath(typ, dirs)
 }
 
 func (f *fakeExec) ExecPlugin(ctx context.Context, path string, _ []byte, environ []string) ([]byte, error) {
-	return f.answer(ctx, verbOf(environ), path)
+	return f.answer(ctx, environValue(environ, "CNI_COMMAND"), path)
 }
 
 // fakeTime has the network take its answers from answer and its events from

@@ -488,8 +488,8 @@ const maxNesting = 8
 
 // pluginsOf lists the executables that a list names, with the gates of those
 // that count: its entries, and what they run, as far as is known.
-func pluginsOf(list *libcni.NetworkConfigList) []plugin {
-	var plugins []plugin
+func pluginsOf(list *libcni.NetworkConfigList) []listPlugin {
+	var plugins []listPlugin
 	for _, p := range list.Plugins {
 		var c conf
 		_ = json.Unmarshal(p.Bytes, &c) // what is no object names nothing
@@ -512,7 +512,7 @@ func gatesOf(list *libcni.NetworkConfigList) []gate {
 
 // appendPlugins adds one executable and what it names. version is its parent's,
 // and dirs are searched before bin_dirs.
-func appendPlugins(plugins []plugin, e child, version string, dirs []string, depth int) []plugin {
+func appendPlugins(plugins []listPlugin, e child, version string, dirs []string, depth int) []listPlugin {
 	switch e.version {
 	case "":
 	case anyVersion:
@@ -522,7 +522,7 @@ func appendPlugins(plugins []plugin, e child, version string, dirs []string, dep
 	}
 	dirs = slices.Concat(e.dirs, dirs)
 	r := ruleOf(e.role, e.typ)
-	p := plugin{role: e.role, typ: e.typ, version: version, counts: e.counts, dirs: dirs}
+	p := listPlugin{role: e.role, typ: e.typ, version: version, counts: e.counts, dirs: dirs}
 	if e.counts {
 		for _, n := range r.needs {
 			p.gates = append(p.gates, n.gates(e.typ, e.conf)...)

@@ -158,13 +158,13 @@ type attachment struct {
 type network struct {
 	attachment
 	file       *confdir.File // nil for loopback
-	plugins    []plugin
+	plugins    []listPlugin
 	staleError error
 	staleSince time.Time
 }
 
-// plugin is one executable that a list names.
-type plugin struct {
+// listPlugin is one executable that a list names.
+type listPlugin struct {
 	role    Role
 	typ     string
 	counts  bool     // it is run on the host

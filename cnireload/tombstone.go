@@ -22,6 +22,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
@@ -488,7 +489,7 @@ func (n *Network) replay(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if n.tombstones.trying(m) || n.running.busy(m.ID) {
+		if n.tombstones.trying(m) || n.processes.Busy(m.ID) {
 			continue // or it would have to be done again
 		}
 		attachments, err := m.lists()
@@ -565,7 +566,7 @@ func (n *Network) exhume(ctx context.Context, m *mound, attachments []attachment
 		ns.path = "" // gone; DEL can do without (CNI spec 1.1, section 4, DEL)
 	}
 	m.restoreCache(n.cacheDir())
-	r := n.detachAll(ctx, attachments, ns, boundOf("DEL"), true)
+	r := n.detachAll(ctx, attachments, ns, plugin.Bound("DEL"), true)
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/containerd/log"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 const (
@@ -202,7 +204,7 @@ func (t *trials) succeeded(logger *log.Entry, pod string) {
 
 // failedWith notes that a pod of that generation has none.
 func (t *trials) failedWith(pod string, generation uint64, err error, took time.Duration) {
-	if pod == "" || outcomeOf(err) != "error" || took > fastFailure {
+	if pod == "" || errors.Is(err, ErrClosed) || plugin.Outcome(err) != "error" || took > fastFailure {
 		return
 	}
 	t.renew(generation)
