@@ -154,7 +154,7 @@ func TestUnreadableFile(t *testing.T) {
 		t.Skip("root can read every file")
 	}
 	c := diskfile.Read(path, time.Now(), confdir.MaxSize)
-	if wrong := missingWords(c.err, []string{"cannot be read", "permission denied"}); wrong != "" {
+	if wrong := missingWords(c.Err, []string{"cannot be read", "permission denied"}); wrong != "" {
 		t.Error(wrong)
 	}
 }

@@ -148,8 +148,8 @@ func FuzzTemplate(f *testing.F) {
 			}
 			return
 		}
-		if c := diskfile.Read(r.target, time.Now(), confdir.MaxSize); c.err != nil || !r.owns(c) {
-			t.Errorf("what was rendered cannot be read back: %v", c.err)
+		if c := diskfile.Read(r.target, time.Now(), confdir.MaxSize); c.Err != nil || !r.owns(c) {
+			t.Errorf("what was rendered cannot be read back: %v", c.Err)
 		}
 		if _, err := confdir.ParseList(r.target, b); err != nil {
 			t.Errorf("rendered %s, which %v", b, err)

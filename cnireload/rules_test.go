@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/cnireload/confdir"
 )
 
 // ruleRows say what rules make of entries: the gates, and what else is shown.
