@@ -100,3 +100,25 @@ func TestCallsAreCounted(t *testing.T) {
 		t.Errorf("%v", counts)
 	}
 }
+
+func TestStatusVerbUnsupported(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{&types.Error{Code: 4, Msg: "unknown CNI_COMMAND: STATUS"}, true},
+		{&types.Error{Code: 100, Msg: "unknown CNI_COMMAND: STATUS"}, true},
+		{&types.Error{Code: 1, Msg: "config version does not allow STATUS"}, true},
+		{&types.Error{Code: 1, Msg: "incompatible CNI versions"}, false},
+		{&types.Error{Code: 50, Msg: "not ready"}, false},
+		{&types.Error{Code: 51, Msg: "limited"}, false},
+		{&types.Error{Msg: "netplugin failed with no error message: exit status 1"}, false},
+		{context.DeadlineExceeded, false},
+		{fmt.Errorf("wrapped: %w", &types.Error{Code: 4}), true},
+	} {
+		if got := VerbUnsupported(tt.err, "STATUS"); got != tt.want {
+			t.Errorf("%v: %v", tt.err, got)
+		}
+	}
+}
