@@ -45,10 +45,9 @@ const (
 	maxErrorText = 4<<10 - 512
 )
 
-// Exec runs plugins for libcni in place of libcni's own RawExec: each
-// call ends by the bound of its verb, with the plugin's whole process group
-// killed, and keeps a bounded part of what the plugin prints. It can be used
-// concurrently.
+// Exec runs plugins for libcni in place of libcni's own RawExec. Each call ends by
+// the bound of its verb, with the plugin's whole process group killed. A bounded
+// part of what the plugin prints is kept. It can be used concurrently.
 type Exec struct {
 	version.PluginDecoder
 	Processes *Processes // where processes are noted; may be nil
@@ -64,7 +63,7 @@ func (*Exec) FindInPath(plugin string, dirs []string) (string, error) {
 	var missing *notFound
 	if errors.As(err, &missing) {
 		// libcni's words. The error must not contain "not found": a DEL that
-		// fails with that counts as done, see [Network.Remove].
+		// fails with that counts as done.
 		err = fmt.Errorf("failed to find plugin %q in path %s%s", plugin, dirs, missing.reasons())
 	}
 	return path, err

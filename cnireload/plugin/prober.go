@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// maxProbes bounds the VERSION and STATUS processes of one network.
+	// maxProbes bounds the processes of one prober.
 	maxProbes = 8
 	// maxAnswers is how many executables' versions are remembered, at least.
 	maxAnswers = 64
@@ -31,7 +31,7 @@ const (
 
 const (
 	// MaxFailures is how often in a row a plugin may give no answer, over the
-	// upgrade grace at least, before that counts. A probe is not the plugin's
+	// grace at least, before that counts. A probe is not the plugin's
 	// word: the machine may be out of processes for a moment, a disk slow, the
 	// executable being written.
 	MaxFailures = 3
@@ -101,10 +101,9 @@ type probe struct {
 	stuck <-chan struct{}
 }
 
-// Prober asks executables VERSION and STATUS and knows what they answered. The
-// answers belong to one goroutine,
-// the owner; the processes run in goroutines of their own, one at most for each
-// question, and send to results.
+// Prober asks executables VERSION and STATUS and knows what they answered. It
+// belongs to one goroutine, its owner. Plugins run in goroutines of their own, one
+// at most for each question; their answers come by [Prober.Results].
 type Prober struct {
 	exec    invoke.Exec
 	cni     *libcni.CNIConfig
@@ -114,7 +113,7 @@ type Prober struct {
 	running sync.WaitGroup
 
 	versions map[string]*probe // by path
-	statuses map[string]*probe // by network key and index
+	statuses map[string]*probe // by the caller's key
 	stuck    map[string][]<-chan struct{}
 }
 
@@ -140,8 +139,8 @@ func (p *Prober) Results() <-chan func() { return p.results }
 // have ended.
 func (p *Prober) Wait() { p.running.Wait() }
 
-// Go runs work in a goroutine and has the owner run what it returns, by [Prober.Results],
-// unless ctx has ended.
+// Go runs work in a goroutine. The owner gets what it returns by [Prober.Results],
+// unless ctx has ended. It can be called concurrently.
 func (p *Prober) Go(ctx context.Context, work func() (store func())) {
 	p.running.Go(func() {
 		store := work()
@@ -257,8 +256,8 @@ func (q *probe) next(interval, grace time.Duration) time.Time {
 	return next
 }
 
-// oneOfFew has a question that runs a process wait for one of the slots. Gates,
-// which run none, must not wait behind plugins that hang.
+// oneOfFew has a question wait for one of the slots. What [Prober.Go] runs does not
+// wait: it must not stand behind plugins that hang.
 func (p *Prober) oneOfFew(ctx context.Context, question func(context.Context) ([]string, error)) ([]string, error) {
 	select {
 	case p.slots <- struct{}{}:
@@ -325,10 +324,10 @@ func (p *Prober) Status(ctx context.Context, key, path string, info os.FileInfo,
 }
 
 // Forget gives up questions that are not among those given, the paths asked for
-// VERSION and the keys asked for STATUS, so that they hold up no other, and drops
-// their answers. What an executable
-// answered to VERSION holds for as long as it is the same file, so it is kept, up
-// to a bound, for a list that comes back; STATUS is about the moment.
+// VERSION and the keys asked for STATUS, and drops their answers. A question that
+// nobody asks any more must not hold up another. An answer to VERSION holds for as
+// long as the executable is the same file, so it is kept, up to a bound, for a list
+// that comes back.
 func (p *Prober) Forget(paths, statuses map[string]bool) {
 	for path, q := range p.versions {
 		if !paths[path] && (q.pending || len(p.versions) > maxAnswers) {
