@@ -111,7 +111,7 @@ func (n *Network) detach(ctx context.Context, ns *Namespace) error {
 		return nil // while this call waited for another one to end
 	}
 	n.awaitSearch()
-	adding := n.processes.Evict(ns.id)
+	adding := n.plugins.Processes.Evict(ns.id)
 	if _, err := os.Stat(ns.path); err == nil && !isNamespace(ns.path) {
 		// The mount point that is left of one is a plain file, and plugins fail
 		// on it for ever.

@@ -20,7 +20,7 @@ type Sandbox struct {
 // findLeftOvers looks for plugins that an earlier containerd left running for pods
 // of this network.
 func (n *Network) findLeftOvers(ctx context.Context) {
-	n.processes.FindLeftOvers(ctx, n.config.binDirs, func(ctx context.Context) map[string]bool {
+	n.plugins.Processes.FindLeftOvers(ctx, n.config.binDirs, func(ctx context.Context) map[string]bool {
 		own := make(map[string]bool)
 		for _, s := range n.sandboxes(ctx) {
 			if s.Handler == n.config.handler {

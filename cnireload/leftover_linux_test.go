@@ -184,8 +184,8 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 	n := d.withGrace("1h")
 	becomesReady(t, n)
 	// A process in uninterruptible sleep cannot be made here.
-	stuck := n.processes.Begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
-	n.processes.Abandon(stuck)
+	stuck := n.plugins.Processes.Begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
+	n.plugins.Processes.Abandon(stuck)
 	if got := processesOf(n, ProcessAbandoned); len(got) != 1 || got[0] != "first ADD pod-1" {
 		t.Errorf("shown are %q", got)
 	}
@@ -203,7 +203,7 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 		}
 		return ""
 	})
-	n.processes.End(stuck)
+	n.plugins.Processes.End(stuck)
 	eventually(t, func() string {
 		if len(n.Tombstones()) > 0 {
 			return fmt.Sprint(n.Tombstones())

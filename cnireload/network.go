@@ -106,10 +106,8 @@ type Network struct {
 	cni      *libcni.CNIConfig
 	convert  resultConverter
 	snapshot atomic.Pointer[Snapshot]
-	// What calls to plugins leave a note in.
-	calls     plugin.Calls
-	processes plugin.Processes
-	removals  flights
+	plugins  plugin.Exec
+	removals flights
 	// tried holds the lists of ADDs that have failed, failing since when DELs
 	// have.
 	tried   recollection[[]attachment]
@@ -169,7 +167,7 @@ func New(opts ...Opt) (*Network, error) {
 		tombstones: newTombstones(c.tombstoneDir, c.handler),
 	}
 	n.retries.slots = make(chan struct{}, maxRetries)
-	n.exec = &plugin.Exec{Processes: &n.processes, Calls: &n.calls}
+	n.exec = &n.plugins
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	n.ctx, n.cancel = ctx, func() { cancel(ErrClosed) }
@@ -204,7 +202,7 @@ func (n *Network) Close() error {
 	// A loop that was never started must not be started any more.
 	n.start.Do(func() { close(n.ended) })
 	n.keeping.Do(func() { close(n.kept); close(n.searched) })
-	n.processes.Close()
+	n.plugins.Processes.Close()
 	defer n.tombstones.close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
@@ -221,11 +219,11 @@ func (n *Network) Close() error {
 // Processes returns the processes of plugins that have not ended, oldest first.
 // What a plugin runs by itself is not among them, unless it has outlived the
 // plugin in a process group of its own.
-func (n *Network) Processes() []Process { return n.processes.List() }
+func (n *Network) Processes() []Process { return n.plugins.Processes.List() }
 
 // Calls returns how many calls to plugins have ended, by kind, since New. What
 // a plugin runs by itself, such as its IPAM, is not seen.
-func (n *Network) Calls() map[Call]CallCount { return n.calls.Counts() }
+func (n *Network) Calls() map[Call]CallCount { return n.plugins.Calls.Counts() }
 
 // What is said of plugins' calls and processes, see package plugin.
 type (

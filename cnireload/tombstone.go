@@ -489,7 +489,7 @@ func (n *Network) replay(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if n.tombstones.trying(m) || n.processes.Busy(m.ID) {
+		if n.tombstones.trying(m) || n.plugins.Processes.Busy(m.ID) {
 			continue // or it would have to be done again
 		}
 		attachments, err := m.lists()

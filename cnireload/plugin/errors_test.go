@@ -79,8 +79,7 @@ func TestOutcomes(t *testing.T) {
 func TestCallsAreCounted(t *testing.T) {
 	t.Parallel()
 	d := newNode(t)
-	var calls Calls
-	e := &Exec{Calls: &calls}
+	e := &Exec{}
 	path := d.executable("x.y", `echo x`)
 	if out, err := e.ExecPlugin(t.Context(), path, nil, []string{"CNI_COMMAND=DEL"}); string(out) != "x\n" || err != nil {
 		t.Errorf("%q, %v", out, err)
@@ -90,7 +89,7 @@ func TestCallsAreCounted(t *testing.T) {
 	if _, err := e.ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=DEL"}); err == nil {
 		t.Error("no error")
 	}
-	counts := calls.Counts()
+	counts := e.Calls.Counts()
 	for _, outcome := range []string{"ok", "canceled"} {
 		if counts[Call{"x.y", "DEL", outcome}].Count != 1 || len(counts) != 2 {
 			t.Errorf("%v, want one of %s", counts, outcome)

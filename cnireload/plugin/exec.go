@@ -47,11 +47,12 @@ const (
 
 // Exec runs plugins for libcni in place of libcni's own RawExec. Each call ends by
 // the bound of its verb, with the plugin's whole process group killed. A bounded
-// part of what the plugin prints is kept. It can be used concurrently.
+// part of what the plugin prints is kept. The zero value is ready for use, and it can
+// be used concurrently.
 type Exec struct {
 	version.PluginDecoder
-	Processes *Processes // where processes are noted; may be nil
-	Calls     *Calls     // where calls are counted; may be nil
+	Processes Processes // that were started, or found
+	Calls     Calls     // that have ended
 }
 
 var _ invoke.Exec = (*Exec)(nil)
@@ -77,9 +78,7 @@ func (*Exec) FindInPath(plugin string, dirs []string) (string, error) {
 func (e *Exec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	start := time.Now()
 	out, err := e.call(ctx, path, stdin, environ)
-	if e.Calls != nil {
-		e.Calls.add(Call{Plugin: filepath.Base(path), Verb: verbOf(environ), Outcome: outcomeIn(ctx, err)}, time.Since(start))
-	}
+	e.Calls.add(Call{Plugin: filepath.Base(path), Verb: verbOf(environ), Outcome: outcomeIn(ctx, err)}, time.Since(start))
 	return out, err
 }
 

@@ -16,9 +16,10 @@ import (
 	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
-// resolve finds the executable of a plugin in dirs. With skip it passes over
-// what cannot be executed and goes on; without, the first regular file decides,
-// which is how a plugin looks for its delegates.
+// Find returns the path of the executable of a plugin, the first in dirs, and its
+// stat data. With skip it passes over what cannot be executed, as a runtime does.
+// Without, the first regular file decides, as where a plugin looks for those that
+// it runs itself. The error says what was passed over and why.
 func Find(plugin string, dirs []string, skip bool) (string, os.FileInfo, error) {
 	if plugin == "" {
 		return "", nil, errors.New("no plugin name provided")

@@ -53,9 +53,9 @@ const leftOverCheck = time.Second
 // evictGrace is how long a removal waits for the killed processes of its pod.
 const evictGrace = time.Second
 
-// Processes keeps track of plugins' processes. Its lock is never held during a
-// call or while anything is read. The zero value is ready for use, and so is
-// nil, which tracks nothing.
+// Processes keeps track of plugins' processes. The zero value is ready for use, and
+// it can be used concurrently. Its lock is never held during a call or while
+// anything is read.
 type Processes struct {
 	mu        sync.Mutex
 	processes map[*Tracked]struct{}
@@ -63,14 +63,15 @@ type Processes struct {
 	closed    bool
 }
 
-// Tracked is a process in the registry.
+// Tracked is a process that [Processes] keeps track of.
 type Tracked struct {
 	Process
 	found foundProcess  // nil if it was started here
 	gone  chan struct{} // closed when it has ended
 }
 
-// Begin notes that a plugin was started.
+// Begin notes that the plugin at path was started with environ. It is to be followed
+// by End.
 func (r *Processes) Begin(path string, environ []string, pid int) *Tracked {
 	p := &Tracked{
 		Process: Process{
@@ -83,11 +84,9 @@ func (r *Processes) Begin(path string, environ []string, pid int) *Tracked {
 		},
 		gone: make(chan struct{}),
 	}
-	if r != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.add(p)
-	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.add(p)
 	return p
 }
 
@@ -101,9 +100,6 @@ func (r *Processes) add(p *Tracked) {
 
 // Abandon notes that nobody waits for a process any more.
 func (r *Processes) Abandon(p *Tracked) {
-	if r == nil {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.State = ProcessAbandoned
@@ -111,10 +107,6 @@ func (r *Processes) Abandon(p *Tracked) {
 
 // End notes that a process has ended.
 func (r *Processes) End(p *Tracked) {
-	if r == nil {
-		close(p.gone)
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.processes[p]; ok {
@@ -126,7 +118,7 @@ func (r *Processes) End(p *Tracked) {
 // adopt notes processes that were found, and looks after them until they have
 // ended or the registry is closed.
 func (r *Processes) adopt(processes []*Tracked) {
-	if r == nil || len(processes) == 0 {
+	if len(processes) == 0 {
 		return
 	}
 	r.mu.Lock()
@@ -182,9 +174,6 @@ func (r *Processes) kill(p *Tracked) {
 // all returns the processes for which ok is true, oldest first. ok must not
 // block.
 func (r *Processes) all(ok func(*Tracked) bool) []*Tracked {
-	if r == nil {
-		return nil
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []*Tracked
@@ -211,9 +200,9 @@ func (r *Processes) List() []Process {
 	return list
 }
 
-// Evict ends what nobody waits for that still works on the pod id, because what
-// it does would come after the pod's removal. It returns whether an ADD of the
-// pod has not ended even so.
+// Evict kills the left-over processes of the pod id, and waits for them and for those
+// that were abandoned, a second at most: what they do must not come after the
+// removal of the pod. It returns whether an ADD of the pod has not ended even so.
 func (r *Processes) Evict(id string) (adding bool) {
 	strays := r.all(func(p *Tracked) bool {
 		return p.ID == id && (p.State == ProcessLeftOver || p.State == ProcessAbandoned)
@@ -253,14 +242,15 @@ func (r *Processes) Evict(id string) (adding bool) {
 	}
 }
 
-// Busy tells whether an ADD of the pod that nobody waits for has not ended.
+// Busy tells whether there is an ADD of the pod id that nobody waits for and that has
+// not ended.
 func (r *Processes) Busy(id string) bool {
 	return len(r.all(func(p *Tracked) bool {
 		return p.ID == id && p.Verb == "ADD" && (p.State == ProcessAbandoned || p.State == ProcessLeftOver)
 	})) > 0
 }
 
-// Close ends the looking after; the processes go on.
+// Close stops looking after left-over processes; they go on.
 func (r *Processes) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
