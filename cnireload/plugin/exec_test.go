@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -508,5 +509,33 @@ func TestCaptureLetsGoOfTooMuch(t *testing.T) {
 				t.Errorf("%.10q, %d bytes in pieces of %d: %d are kept, then %d", tt.text, len(tt.text), size, len(c.head), len(c.tail))
 			}
 		}
+	}
+}
+
+// lateWriter is read into late, as on a machine that is busy.
+type lateWriter struct {
+	capture
+	late sync.Once
+}
+
+func (w *lateWriter) Write(p []byte) (int, error) {
+	w.late.Do(func() { time.Sleep(3 * pipeGrace) })
+	return w.capture.Write(p)
+}
+
+// This is why the pipes are our own. With [exec.Cmd.WaitDelay] what a plugin printed
+// is lost if nobody came to read it in time, although the plugin has succeeded and
+// left nothing behind. If this fails, os/exec does what [output] is for.
+func TestWaitDelayLosesOutput(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	cmd := exec.CommandContext(t.Context(), d.executable("plugin", `head -c 60000 /dev/zero`))
+	var out lateWriter
+	cmd.Stdout, cmd.WaitDelay = &out, pipeGrace
+	if err := cmd.Run(); !errors.Is(err, exec.ErrWaitDelay) {
+		t.Errorf("got %v", err)
+	}
+	if got := out.total(); got >= 60000 {
+		t.Errorf("all %d bytes were read", got)
 	}
 }
