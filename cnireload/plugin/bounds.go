@@ -70,8 +70,8 @@ func WithBound(ctx context.Context, verb string) (context.Context, context.Cance
 	return WithBoundOf(ctx, verb, Bound(verb))
 }
 
-// WithBoundOf derives a context that ends after d, with the error of a call of
-// the verb that has reached its bound as its cause.
+// WithBoundOf derives a context that ends after d. Its cause is then an error that
+// names the verb, d and the key of the bound.
 func WithBoundOf(ctx context.Context, verb string, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, d, &boundError{verb: verb, after: d})
 }

@@ -142,7 +142,7 @@ func (e *Exec) run(ctx context.Context, path, verb string, stdin []byte, environ
 	go func() {
 		err := cmd.Wait()
 		e.Processes.End(process)
-		// Its input is still held, as its output may be.
+		// ErrWaitDelay: a child of the plugin still holds its input.
 		end := ended{err: err, lingers: errors.Is(err, exec.ErrWaitDelay)}
 		stdout.expire()
 		stderr.expire()

@@ -11,8 +11,8 @@ import (
 	"github.com/containerd/log"
 )
 
-// searchBound is how long left-over plugins are looked for. Reading what a process
-// was started with can hang beside one that is stuck in the kernel.
+// searchBound is how long left-over plugins are looked for. Reading the
+// command line of a process that is stuck in the kernel can hang.
 const searchBound = 10 * time.Second
 
 // FindLeftOvers looks in dirs for plugins that an earlier program started and that

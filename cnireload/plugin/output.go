@@ -15,12 +15,12 @@ import (
 	"time"
 )
 
-// output is what a plugin prints, on its way through a pipe.
+// output is a pipe for what a plugin prints, and what was read from it.
 type output struct {
 	capture
 	r, w *os.File
 	done chan struct{} // closed when nothing more is read
-	held bool          // somebody still has the other end then
+	held bool          // some process still had the other end then
 }
 
 func newOutput() (*output, error) {
@@ -31,15 +31,15 @@ func newOutput() (*output, error) {
 	return &output{r: r, w: w, done: make(chan struct{})}, nil
 }
 
-// discard gives up an output of a plugin that was not started.
+// discard closes the pipe of a plugin that could not be started.
 func (o *output) discard() {
 	_ = o.r.Close()
 	_ = o.w.Close()
 }
 
-// collect reads the output of a plugin that was started.
+// collect begins to read what a plugin prints that was started.
 func (o *output) collect() {
-	_ = o.w.Close() // it has its own
+	_ = o.w.Close() // the plugin has a copy
 	go func() {
 		defer close(o.done)
 		defer o.r.Close()
@@ -49,8 +49,8 @@ func (o *output) collect() {
 			_, _ = o.Write(buf[:n])
 			if err != nil {
 				if o.held = !errors.Is(err, io.EOF); o.held {
-					// What it printed before it ended is in the pipe, however
-					// late this comes to read it on a machine that is busy.
+					// The deadline has passed, but what the plugin printed may
+					// still be in the pipe: on a busy machine this can run late.
 					readReady(o.r, buf, &o.capture)
 				}
 				return
@@ -59,10 +59,10 @@ func (o *output) collect() {
 	}()
 }
 
-// expire ends the reading when the pipe is still held after the grace.
+// expire has the reading end after the grace, even if the pipe is still open then.
 func (o *output) expire() {
 	if err := o.r.SetReadDeadline(time.Now().Add(pipeGrace)); err != nil && !errors.Is(err, os.ErrClosed) {
-		// Not on every platform.
+		// This platform has no deadlines for pipes.
 		time.AfterFunc(pipeGrace, func() { _ = o.r.Close() })
 	}
 }
