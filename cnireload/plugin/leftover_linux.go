@@ -146,11 +146,14 @@ func readUptime() time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
+// alive tells whether it has not ended. Another process of the same number is not
+// mistaken for it.
 func (f *foundPlugin) alive() bool {
 	now := &foundPlugin{pid: f.pid}
 	return now.readStat() && now.started == f.started
 }
 
+// kill kills it, with its process group if it leads one.
 func (f *foundPlugin) kill() error {
 	if !f.alive() {
 		return nil

@@ -37,16 +37,6 @@ type Process struct {
 	State  ProcessState
 }
 
-// foundProcess is a process that was found on the machine, as opposed to one that
-// was started here.
-type foundProcess interface {
-	// alive tells whether it has not ended, without mistaking another process
-	// of the same number for it.
-	alive() bool
-	// kill kills it, with its process group if it leads one.
-	kill() error
-}
-
 // leftOverCheck is how often processes that were found are looked at.
 const leftOverCheck = time.Second
 
@@ -66,7 +56,7 @@ type Processes struct {
 // Tracked is a process that [Processes] keeps track of.
 type Tracked struct {
 	Process
-	found foundProcess  // nil if it was started here
+	found *foundPlugin  // nil if it was started here
 	gone  chan struct{} // closed when it has ended
 }
 
