@@ -79,23 +79,17 @@ type Answer struct {
 // Supported is the text of Versions, of a bounded length.
 func (a Answer) Supported() string { return shorten(strings.Join(a.Versions, ", "), maxErrorText/4) }
 
-// probe is a question that is asked of one executable again and again. It holds
-// the plugin's last word, and how often it gave none since.
+// probe is a question that is asked of one executable again and again.
 type probe struct {
+	Answer     // but for Lost and Next
 	verb, path string
 	id         diskfile.ID // of the executable that is asked
-	current    bool        // whether there is an outcome, good or bad, of that executable
 	pending    bool
 	cancel     context.CancelCauseFunc // of what is pending
 	at         time.Time               // of the last outcome
 
-	heard    bool     // whether versions and err hold a word of the plugin
-	versions []string // VERSION
-	err      error    // what it said; nil if all is well
-
-	failures int       // in a row that brought no word
+	failures int       // in a row that brought no word; Silence is why the first did not
 	since    time.Time // of the first of them
-	failed   error     // why the first of them did not
 	// stuck is closed when the process of the last asking has ended, which was
 	// killed and did not die; nil if it did.
 	stuck <-chan struct{}
@@ -157,14 +151,14 @@ func (p *Prober) Go(ctx context.Context, work func() (store func())) {
 // give one for too long.
 func (p *Prober) inquire(ctx context.Context, q *probe, info os.FileInfo, due func() bool, question func(context.Context) ([]string, error)) {
 	if id := diskfile.Identify(info); !q.id.Same(id) {
-		q.current = false
+		q.Current = false
 		if q.pending {
 			q.cancel(errObsolete)
 			return
 		}
-		q.id, q.stuck, q.failures, q.failed = id, nil, 0, nil
+		q.id, q.stuck, q.failures, q.Silence = id, nil, 0, nil
 	}
-	if q.pending || q.current && !due() || isStuck(q.stuck) {
+	if q.pending || q.Current && !due() || isStuck(q.stuck) {
 		return
 	}
 	q.stuck = nil
@@ -210,16 +204,16 @@ func isStuck(gone <-chan struct{}) bool {
 // as long as its code is the same: one with a time or a counter in it would be
 // another condition each time.
 func (q *probe) store(versions []string, err error) {
-	q.current, q.at = true, time.Now()
+	q.Current, q.at = true, time.Now()
 	if err == nil || Spoken(err) || VerbUnsupported(err, q.verb) {
-		if !q.heard || !sameCode(q.err, err) {
-			q.err = err
+		if !q.Heard || !sameCode(q.Err, err) {
+			q.Err = err
 		}
-		q.heard, q.versions, q.failures, q.failed = true, versions, 0, nil
+		q.Heard, q.Versions, q.failures, q.Silence = true, versions, 0, nil
 		return
 	}
 	if q.failures == 0 {
-		q.since, q.failed = q.at, err
+		q.since, q.Silence = q.at, err
 	}
 	q.failures++
 }
@@ -230,7 +224,9 @@ func sameCode(a, b error) bool {
 }
 
 func (q *probe) answer(grace time.Duration, next time.Time) Answer {
-	return Answer{Heard: q.heard, Versions: q.versions, Err: q.err, Current: q.current, Silence: q.failed, Lost: q.lost(grace), Next: next}
+	a := q.Answer
+	a.Lost, a.Next = q.lost(grace), next
+	return a
 }
 
 // exhausted tells whether the plugin has had its tries, and lost whether it has
@@ -283,7 +279,7 @@ func (p *Prober) Version(ctx context.Context, path string, info os.FileInfo) Ans
 		}
 		return p.pace.Version
 	}
-	good := func() bool { return q.err == nil && q.failures == 0 }
+	good := func() bool { return q.Err == nil && q.failures == 0 }
 	p.inquire(ctx, q, info, func() bool { return !good() && time.Since(q.at) >= interval() }, func(ctx context.Context) ([]string, error) {
 		info, err := invoke.GetVersionInfo(ctx, path, p.exec)
 		if err != nil {
@@ -312,7 +308,7 @@ func (p *Prober) Status(ctx context.Context, key, path string, info os.FileInfo,
 		p.statuses[key] = q
 	}
 	interval := func() time.Duration {
-		if q.failures > 0 || q.err != nil && !VerbUnsupported(q.err, "STATUS") {
+		if q.failures > 0 || q.Err != nil && !VerbUnsupported(q.Err, "STATUS") {
 			return p.pace.Retry
 		}
 		return p.pace.Status
