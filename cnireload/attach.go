@@ -19,6 +19,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // tracerName is the scope of the spans; their names and attributes are go-cni's.
@@ -185,7 +187,7 @@ func (n *Network) setup(ctx context.Context, name, id, path string, opts []Names
 	if failure != nil {
 		n.pods.put(id, podState{failedADD: s.attachments})
 		// One that was ended says nothing about the next pod.
-		if outcomeOf(failure) == "error" {
+		if !errors.Is(failure, ErrClosed) && plugin.Outcome(failure) == "error" {
 			n.admission.Failed(ns.args["K8S_POD_UID"], s.Generation, failure, time.Since(begin))
 		}
 		return result, err
@@ -225,11 +227,11 @@ func addBound(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if left := time.Until(deadline); ok {
 		keep := min(cleanUp, left/5)
-		if d := left - keep; d < boundOf("ADD") {
+		if d := left - keep; d < plugin.Bound("ADD") {
 			return context.WithTimeoutCause(ctx, d, &addError{after: d.Round(time.Second / 10), keep: keep.Round(time.Second / 10)})
 		}
 	}
-	return withBound(ctx, "ADD")
+	return plugin.WithBound(ctx, "ADD")
 }
 
 // addError is why an ADD was ended before its caller gave up. It is a deadline
@@ -294,7 +296,7 @@ func (n *Network) each(ctx context.Context, name, verb, id, path string, opts []
 	}
 	for _, a := range s.attachments {
 		if err := func() error {
-			bounded, cancel := withBound(ctx, verb)
+			bounded, cancel := plugin.WithBound(ctx, verb)
 			defer cancel()
 			return run(bounded, a, ns)
 		}(); err != nil {

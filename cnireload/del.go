@@ -17,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/oneline"
 )
 
@@ -40,7 +41,7 @@ func (n *Network) del(ctx context.Context, a attachment, run []int, ns *Namespac
 
 // delWithinBound runs DEL of one list within the bound of DEL.
 func (n *Network) delWithinBound(ctx context.Context, a attachment, ns *Namespace) error {
-	ctx, cancel := withBound(ctx, "DEL")
+	ctx, cancel := plugin.WithBound(ctx, "DEL")
 	defer cancel()
 	_, err := n.del(ctx, a, n.newDELNeeds().plan(ctx, a, allGates, true).run, ns)
 	if err == nil {

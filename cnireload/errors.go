@@ -6,8 +6,6 @@ package cnireload
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
 
 	gocni "github.com/containerd/go-cni"
 
@@ -47,27 +45,6 @@ func (e *notReady) Error() string {
 	return oneline.Of(ErrCNINotInitialized.Error() + ": " + e.cause.Error())
 }
 func (e *notReady) Unwrap() []error { return []error{ErrCNINotInitialized, e.cause} }
-
-// pluginNotFound is the error of a plugin that no bin dir offers.
-type pluginNotFound struct {
-	plugin   string
-	dirs     []string
-	rejected []string // "path: why", in the order the dirs were searched
-}
-
-func (e *pluginNotFound) Error() string {
-	if len(e.rejected) > 0 {
-		return fmt.Sprintf("plugin %q cannot be executed%s", e.plugin, e.reasons())
-	}
-	return fmt.Sprintf("plugin %q not found in %s", e.plugin, strings.Join(e.dirs, string(filepath.ListSeparator)))
-}
-
-func (e *pluginNotFound) reasons() string {
-	if len(e.rejected) == 0 {
-		return ""
-	}
-	return ": " + strings.Join(e.rejected, "; ")
-}
 
 // loadError wraps the reason why too little could be loaded the way go-cni does.
 func loadError(cause error) error {

@@ -175,7 +175,7 @@ func (l *loop) observe(ctx context.Context, g gate, h *gateHistory, now time.Tim
 	if !a.pending {
 		due := a.at.Add(l.n.pace.gate)
 		if !a.asked || !now.Before(due) {
-			l.prober.ask(ctx, a, func(ctx context.Context) ([]string, error) { return nil, h.checker.Check(ctx) })
+			l.ask(ctx, a, h.checker.Check)
 			due = now.Add(l.n.pace.gate)
 		}
 		if due.Before(l.next) {

@@ -693,34 +693,6 @@ func TestCallsAreCounted(t *testing.T) {
 	}
 }
 
-func TestOutcomes(t *testing.T) {
-	t.Parallel()
-	var log callLog
-	for _, tt := range []struct {
-		err  error
-		want string
-	}{
-		{nil, "ok"},
-		{errors.New("no"), "error"},
-		{fmt.Errorf("plugin x was killed: %w", &boundError{verb: "ADD", after: time.Second}), "timeout"},
-		{fmt.Errorf("plugin x was killed: %w", context.DeadlineExceeded), "timeout"},
-		{fmt.Errorf("plugin x was killed: %w", context.Canceled), "canceled"},
-		{fmt.Errorf("plugin x was killed: %w", ErrClosed), "canceled"},
-		{fmt.Errorf("plugin x, pid 1, was killed but %w: %w", errAbandoned, context.DeadlineExceeded), "abandoned"},
-		{fmt.Errorf("plugin x, pid 1, was killed but %w: %w", errAbandoned, context.Canceled), "abandoned"},
-	} {
-		e := &countedExec{calls: &log, Exec: &fakeExec{answer: func(context.Context, string, string) ([]byte, error) { return []byte("x"), tt.err }}}
-		out, err := e.ExecPlugin(t.Context(), "/opt/cni/bin/x.y", nil, []string{"CNI_COMMAND=ADD"})
-		if string(out) != "x" || err != tt.err {
-			t.Errorf("%q, %v", out, err)
-		}
-		if log.counts[Call{"x.y", "ADD", tt.want}].Count == 0 || len(log.counts) != 1 {
-			t.Errorf("%v: %v, want %s", tt.err, log.counts, tt.want)
-		}
-		clear(log.counts)
-	}
-}
-
 // Reloads are counted: successes are generations, failures the times that
 // something turned bad, not how long it stayed so.
 func TestReloadsAreCounted(t *testing.T) {

@@ -15,11 +15,12 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/cnireload/cnireload/cnireload/gc"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // gcGuard is one for all networks: they may share plugins and what these keep.
 // Killing a plugin takes no longer than its bound.
-var gcGuard = gc.Guard{EndBound: pipeGrace + abandonGrace + 500*time.Millisecond}
+var gcGuard = gc.Guard{EndBound: plugin.KillGrace + 500*time.Millisecond}
 
 // Sweep is how the last GC of a network went.
 type Sweep = gc.Result
@@ -87,7 +88,7 @@ func (n *Network) newCollector() *gc.Collector {
 			return networks, s.Ready()
 		},
 		Pods: func(ctx context.Context) (map[string]bool, error) {
-			ctx, cancel := withBound(ctx, "GC")
+			ctx, cancel := plugin.WithBound(ctx, "GC")
 			defer cancel()
 			return n.existingPods(ctx)
 		},
@@ -125,5 +126,5 @@ func gcUnsupported(err error) bool {
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		return !slices.ContainsFunc(many.Unwrap(), func(err error) bool { return !gcUnsupported(err) })
 	}
-	return verbUnsupported(err, "GC")
+	return plugin.VerbUnsupported(err, "GC")
 }

@@ -148,52 +148,6 @@ setsid -f sh -c 'echo $$ >%[2]s; exec %[3]s/client --for-pod' </dev/null >/dev/n
 	}
 }
 
-// A bin dir can be a symlink, and so can what is in it.
-func TestLeftOverBehindSymlinks(t *testing.T) {
-	setBound(t, "DEL", time.Second)
-	d := newNode(t)
-	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
-	sleep, err := exec.LookPath("sleep")
-	d.must(err)
-	d.must(os.Symlink(d.bin, d.bin+".link"))
-	// One that takes no arguments, and sleeps: "cat" of a pipe.
-	cat, err := exec.LookPath("cat")
-	d.must(err)
-	d.must(os.Symlink(cat, filepath.Join(d.bin, "linked")))
-	pids := filepath.Join(d.log, "pid")
-	cmd := exec.Command("setsid", "-f", "sh", "-c", fmt.Sprintf(`%s 300 | { sh -c 'echo $PPID' >%s; exec %s.link/linked; }`, sleep, pids, d.bin))
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL", "CNI_CONTAINERID=" + id}
-	d.must(cmd.Run())
-	pid := readPid(t, pids)
-	var parent int
-	eventually(t, func() string {
-		f := &foundPlugin{pid: pid}
-		if !f.readStat() || f.name != "linked" {
-			return "not yet executed"
-		}
-		parent = f.parent
-		return ""
-	})
-	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGKILL); _ = syscall.Kill(-parent, syscall.SIGKILL) })
-	d.must(syscall.Kill(parent, syscall.SIGKILL)) // its shell
-	eventually(t, func() string {
-		if f := (&foundPlugin{pid: pid}); !f.readStat() || f.parent == parent {
-			return "its parent is still there"
-		}
-		return ""
-	})
-	n, err := New(WithPluginConfDir(d.conf), WithPluginDir([]string{d.bin + ".link"}), WithCacheDir(d.cache), exists(id))
-	d.must(err)
-	defer n.Close()
-	n.Start()
-	eventually(t, func() string {
-		if alive(pid) {
-			return fmt.Sprintf("still runs: %v", n.Processes())
-		}
-		return ""
-	})
-}
-
 // What an ADD allocates after the pod's removal would be leaked.
 func TestRemoveEndsLeftOverFirst(t *testing.T) {
 	t.Parallel()
@@ -230,8 +184,8 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 	n := d.withGrace("1h")
 	becomesReady(t, n)
 	// A process in uninterruptible sleep cannot be made here.
-	stuck := n.running.begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
-	n.running.abandon(stuck)
+	stuck := n.plugins.Processes.Begin("/bin/first", []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=pod-1"}, 1)
+	n.plugins.Processes.Abandon(stuck)
 	if got := processesOf(n, ProcessAbandoned); len(got) != 1 || got[0] != "first ADD pod-1" {
 		t.Errorf("shown are %q", got)
 	}
@@ -247,7 +201,7 @@ func TestAbandonedADDIsFollowedByDEL(t *testing.T) {
 		}
 		return ""
 	})
-	n.running.end(stuck)
+	n.plugins.Processes.End(stuck)
 	eventually(t, func() string {
 		if len(n.OwedRemovals()) > 0 {
 			return fmt.Sprint(n.OwedRemovals())

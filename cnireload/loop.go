@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // loop keeps a network in step with the disk. It is the only writer of the
@@ -22,7 +23,7 @@ type loop struct {
 	n        *Network
 	recipe   recipe
 	scanner  *confdir.Scanner
-	prober   *prober
+	prober   *plugin.Prober
 	renderer *renderer // nil without a template
 	watcher  *confdir.Watcher
 	watching bool
@@ -68,7 +69,7 @@ func newLoop(n *Network) *loop {
 		n:       n,
 		recipe:  n.config.recipe,
 		scanner: confdir.NewScanner(n.config.confDir),
-		prober:  newProber(n.exec, n.cni, n.pace),
+		prober:  plugin.NewProber(n.exec, n.cni, plugin.Pace{Version: n.pace.poll, Status: n.pace.status, Retry: n.pace.statusRetry, Grace: n.pace.upgradeGrace}),
 		watcher: confdir.NewWatcher(n.notifier),
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
@@ -86,7 +87,7 @@ func newLoop(n *Network) *loop {
 func (l *loop) run() {
 	ctx := l.n.ctx
 	defer close(l.n.ended)
-	defer l.prober.running.Wait()
+	defer l.prober.Wait()
 	defer l.watcher.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -96,7 +97,7 @@ func (l *loop) run() {
 			return
 		case req := <-l.n.requests:
 			l.accept(req)
-		case store := <-l.prober.results:
+		case store := <-l.prober.Results():
 			store()
 		case <-l.watcher.Dirty():
 		case <-timer.C:
@@ -124,7 +125,7 @@ func (l *loop) takeMore() {
 		select {
 		case req := <-l.n.requests:
 			l.accept(req)
-		case store := <-l.prober.results:
+		case store := <-l.prober.Results():
 			store()
 		case <-l.watcher.Dirty():
 		default:

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
@@ -71,7 +72,7 @@ func (d *delNeeds) divide(ctx context.Context, a attachment, plugins []int) (can
 
 // executable returns why a plugin cannot be run.
 func (d *delNeeds) executable(typ string) error {
-	if _, _, err := resolve(typ, d.n.config.binDirs, true); err != nil {
+	if _, _, err := plugin.Find(typ, d.n.config.binDirs, true); err != nil {
 		return fmt.Errorf("plugin %q is missing from %s", typ, strings.Join(d.n.config.binDirs, ", "))
 	}
 	return nil

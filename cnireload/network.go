@@ -19,6 +19,7 @@ import (
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/cnireload/gc"
 	"github.com/cnireload/cnireload/cnireload/owed"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/oneline"
 )
 
@@ -109,8 +110,7 @@ type Network struct {
 	cni       *libcni.CNIConfig
 	convert   resultConverter
 	snapshot  atomic.Pointer[Snapshot]
-	calls     callLog
-	running   running
+	plugins   plugin.Exec
 	removals  singleflight.Group // by pod
 	pods      podStates
 	owed      *owed.Store
@@ -164,7 +164,7 @@ func New(opts ...Opt) (*Network, error) {
 		owed: owed.Open(c.owedDir, c.handler),
 	}
 	n.gc = n.newCollector()
-	n.exec = &countedExec{Exec: &boundedExec{running: &n.running}, calls: &n.calls}
+	n.exec = &n.plugins
 	n.cni = libcni.NewCNIConfigWithCacheDir(c.binDirs, c.cacheDir, n.exec)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	n.ctx, n.cancel = ctx, func() { cancel(ErrClosed) }
@@ -199,7 +199,7 @@ func (n *Network) Close() error {
 	// A loop that was never started must not be started any more.
 	n.start.Do(func() { close(n.ended) })
 	n.keeping.Do(func() { close(n.kept); close(n.searched) })
-	n.running.close()
+	n.plugins.Processes.Close()
 	defer n.owed.Close()
 	bound := time.NewTimer(closeBound)
 	defer bound.Stop()
@@ -216,7 +216,26 @@ func (n *Network) Close() error {
 // Processes returns the processes of plugins that have not ended, oldest first.
 // What a plugin runs by itself is not among them, unless it has outlived the
 // plugin in a process group of its own.
-func (n *Network) Processes() []Process { return n.running.list() }
+func (n *Network) Processes() []Process { return n.plugins.Processes.List() }
+
+// Calls returns how many calls to plugins have ended, by kind, since New. What
+// a plugin runs by itself, such as its IPAM, is not seen.
+func (n *Network) Calls() map[Call]CallCount { return n.plugins.Calls.Counts() }
+
+// What is said of plugins' calls and processes, see package plugin.
+type (
+	Call         = plugin.Call
+	CallCount    = plugin.CallCount
+	Process      = plugin.Process
+	ProcessState = plugin.ProcessState
+)
+
+// States of a process, see package plugin.
+const (
+	ProcessRunning   = plugin.ProcessRunning
+	ProcessAbandoned = plugin.ProcessAbandoned
+	ProcessLeftOver  = plugin.ProcessLeftOver
+)
 
 // Load brings what is in use in line with the disk and returns when that is
 // done. Options that say what to load, such as WithDefaultConf, replace those

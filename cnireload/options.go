@@ -11,45 +11,21 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/timeout"
 	gocni "github.com/containerd/go-cni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
-// Keys in the [timeouts] table of containerd's configuration, one for each
-// verb. Each bounds one operation on one network list, in addition to the
-// deadline of the caller; the shorter one wins.
+// Keys in the [timeouts] table of containerd's configuration, see package plugin.
 const (
-	TimeoutAdd     = "io.containerd.timeout.cri.cni.add"
-	TimeoutDel     = "io.containerd.timeout.cri.cni.del"
-	TimeoutCheck   = "io.containerd.timeout.cri.cni.check"
-	TimeoutStatus  = "io.containerd.timeout.cri.cni.status"
-	TimeoutVersion = "io.containerd.timeout.cri.cni.version"
-	TimeoutGC      = "io.containerd.timeout.cri.cni.gc"
+	TimeoutAdd     = plugin.TimeoutAdd
+	TimeoutDel     = plugin.TimeoutDel
+	TimeoutCheck   = plugin.TimeoutCheck
+	TimeoutStatus  = plugin.TimeoutStatus
+	TimeoutVersion = plugin.TimeoutVersion
+	TimeoutGC      = plugin.TimeoutGC
 )
-
-// timeoutKeys maps a verb, as in CNI_COMMAND, to its key.
-var timeoutKeys = map[string]string{
-	"ADD":     TimeoutAdd,
-	"DEL":     TimeoutDel,
-	"CHECK":   TimeoutCheck,
-	"STATUS":  TimeoutStatus,
-	"VERSION": TimeoutVersion,
-	"GC":      TimeoutGC,
-}
-
-// The defaults are set at init time, before containerd reads its
-// configuration, so that they show in "containerd config default" and lose
-// against the file. A key that nobody sets would be bounded to one second.
-func init() {
-	timeout.Set(TimeoutAdd, 200*time.Second)
-	timeout.Set(TimeoutDel, 75*time.Second)
-	timeout.Set(TimeoutCheck, 30*time.Second)
-	timeout.Set(TimeoutStatus, 30*time.Second)
-	timeout.Set(TimeoutVersion, 5*time.Second)
-	timeout.Set(TimeoutGC, time.Minute)
-}
 
 // Readiness says what a network must be before it counts as ready.
 type Readiness string
@@ -356,17 +332,7 @@ func newConfig(opts []Opt) (config, error) {
 			return config{}, err
 		}
 	}
-	return c, checkTimeouts()
-}
-
-// checkTimeouts refuses bounds that would end every call at once.
-func checkTimeouts() error {
-	for _, key := range timeoutKeys {
-		if d := timeout.Get(key); d <= 0 {
-			return fmt.Errorf("invalid [timeouts] %s = %q: must be longer than zero", key, d)
-		}
-	}
-	return nil
+	return c, plugin.CheckBounds()
 }
 
 // max returns how many lists of the directory are used; 0 means all.

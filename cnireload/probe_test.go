@@ -13,11 +13,14 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // asked is a fake plugin of CNI 1.1 whose answers to one verb are scripted, and
@@ -66,15 +69,15 @@ func (a *asked) count() int {
 // Ways not to answer, as the executor reports them.
 var (
 	hangs = func(ctx context.Context) error {
-		bounded, cancel := withBound(ctx, "STATUS")
+		bounded, cancel := plugin.WithBound(ctx, "STATUS")
 		defer cancel()
 		<-bounded.Done()
 		return fmt.Errorf("plugin was killed: %w", context.Cause(bounded))
 	}
 	cannotFork = func(context.Context) error {
-		return ownErrorf("plugin cannot be executed: %w", errors.New("fork/exec: resource temporarily unavailable"))
+		return plugin.Errorf("plugin cannot be executed: %w", errors.New("fork/exec: resource temporarily unavailable"))
 	}
-	isBusy  = func(context.Context) error { return fmt.Errorf("plugin is being written: %w", errTextBusy) }
+	isBusy  = func(context.Context) error { return fmt.Errorf("plugin is being written: %w", syscall.ETXTBSY) }
 	babbles = func(context.Context) error {
 		return &types.Error{Msg: `netplugin failed but error parsing its diagnostic message "boom"`}
 	}
@@ -130,7 +133,7 @@ func TestProbeIsNotThePluginsWord(t *testing.T) {
 				if err := n.Status(); err != nil {
 					t.Fatal(err)
 				}
-				for times := 1; times < maxFailures; times++ {
+				for times := 1; times < plugin.MaxFailures; times++ {
 					a.set(nil, []func(context.Context) error{fails, fails}[:times]...)
 					readyFor(t, n, 2*time.Minute)
 				}
@@ -154,7 +157,7 @@ func TestProbeIsNotThePluginsWord(t *testing.T) {
 				a.count()
 				a.set(fails)
 				took := readyAfter(t, n, false)
-				if took < defaultPace.upgradeGrace || a.count() < maxFailures {
+				if took < defaultPace.upgradeGrace || a.count() < plugin.MaxFailures {
 					t.Errorf("not ready after %s", took)
 				}
 				if wrong := missingWords(n.Status(), []string{`plugin "fakenet" (`, "does not answer STATUS"}); wrong != "" {
@@ -169,38 +172,6 @@ func TestProbeIsNotThePluginsWord(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// What the plugin printed is told from what this program makes of it, although
-// both can have the code of an internal error.
-func TestSpoken(t *testing.T) {
-	t.Parallel()
-	d := newNode(t)
-	for _, tt := range []struct {
-		name, body string
-		want       bool
-	}{
-		{"not available", `echo '{"code":50,"msg":"not available"}'; exit 1`, true},
-		{"code of its own", `echo '{"code":100,"msg":"x"}'; exit 1`, true},
-		{"anything that failed in it", `echo '{"code":999,"msg":"x"}'; exit 1`, true},
-		{"no code", `echo '{"msg":"x"}'; exit 1`, false},
-		{"no object", `echo x; exit 1`, false},
-		{"nothing", `exit 1`, false},
-		{"standard error", `echo '{"code":50,"msg":"x"}' >&2; exit 1`, false},
-		{"killed", `kill -9 $$`, false},
-	} {
-		path := d.executable("plugin", tt.body)
-		_, err := (&boundedExec{}).ExecPlugin(t.Context(), path, nil, []string{"CNI_COMMAND=STATUS"})
-		if err == nil || spoken(err) != tt.want || spoken(fmt.Errorf("wrapped: %w", err)) != tt.want {
-			t.Errorf("%s: %v: %t", tt.name, err, !tt.want)
-		}
-	}
-	d.replace(filepath.Join(d.bin, "plugin"), "\x7fELF nonsense", 0o755)
-	_, err := (&boundedExec{}).ExecPlugin(t.Context(), filepath.Join(d.bin, "plugin"), nil, []string{"CNI_COMMAND=STATUS"})
-	var te *types.Error
-	if !errors.As(err, &te) || te.Code != types.ErrInternal || spoken(err) {
-		t.Errorf("%v: %t", err, spoken(err))
 	}
 }
 
@@ -330,7 +301,7 @@ func TestUnkillablePluginIsAskedOnce(t *testing.T) {
 				gone := make(chan struct{})
 				stuck := func(ctx context.Context) error {
 					err := hangs(ctx)
-					return &abandonedError{path: "p", pid: 7, cause: err, gone: gone}
+					return &plugin.AbandonedError{Path: "p", PID: 7, Cause: err, Gone: gone}
 				}
 				a := &asked{verb: verb}
 				d.fakeTime(n, a.exec)
@@ -356,7 +327,7 @@ func TestUnkillablePluginIsAskedOnce(t *testing.T) {
 					d.write("10-a.conflist", conflist("1.1.0", fmt.Sprint("b", i), "fakenet"))
 					time.Sleep(time.Minute)
 				}
-				if got := a.count(); got > maxStuck {
+				if got := a.count(); got > plugin.MaxStuck {
 					t.Errorf("asked %d times more", got)
 				}
 				a.set(nil)

@@ -23,6 +23,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
@@ -357,28 +358,6 @@ func TestStatusVerb(t *testing.T) {
 	}
 }
 
-func TestStatusVerbUnsupported(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct {
-		err  error
-		want bool
-	}{
-		{&types.Error{Code: 4, Msg: "unknown CNI_COMMAND: STATUS"}, true},
-		{&types.Error{Code: 100, Msg: "unknown CNI_COMMAND: STATUS"}, true},
-		{&types.Error{Code: 1, Msg: "config version does not allow STATUS"}, true},
-		{&types.Error{Code: 1, Msg: "incompatible CNI versions"}, false},
-		{&types.Error{Code: 50, Msg: "not ready"}, false},
-		{&types.Error{Code: 51, Msg: "limited"}, false},
-		{&types.Error{Msg: "netplugin failed with no error message: exit status 1"}, false},
-		{context.DeadlineExceeded, false},
-		{fmt.Errorf("wrapped: %w", &types.Error{Code: 4}), true},
-	} {
-		if got := verbUnsupported(tt.err, "STATUS"); got != tt.want {
-			t.Errorf("%v: %v", tt.err, got)
-		}
-	}
-}
-
 // STATUS hangs (L2): Status answers at once, one process runs at most, and a new
 // list is in use as soon as the hanging one is given up.
 func TestStatusVerbHangs(t *testing.T) {
@@ -443,12 +422,18 @@ type fakeExec struct {
 	answer func(ctx context.Context, verb, path string) ([]byte, error)
 }
 
-func (f *fakeExec) FindInPath(plugin string, dirs []string) (string, error) {
-	return (&boundedExec{}).FindInPath(plugin, dirs)
+func (f *fakeExec) FindInPath(typ string, dirs []string) (string, error) {
+	return (&plugin.Exec{}).FindInPath(typ, dirs)
 }
 
 func (f *fakeExec) ExecPlugin(ctx context.Context, path string, _ []byte, environ []string) ([]byte, error) {
-	return f.answer(ctx, verbOf(environ), path)
+	var verb string
+	for _, e := range environ {
+		if v, ok := strings.CutPrefix(e, "CNI_COMMAND="); ok {
+			verb = v
+		}
+	}
+	return f.answer(ctx, verb, path)
 }
 
 // fakeTime has the network take its answers from answer and its events from

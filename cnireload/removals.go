@@ -16,6 +16,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/admission"
 	"github.com/cnireload/cnireload/cnireload/owed"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 // OwedRemoval describes the removal of a pod from its networks that could not be
@@ -62,7 +63,7 @@ func attachmentsOf(r *owed.Removal) ([]attachment, error) {
 func (n *Network) retryOwed(ctx context.Context) bool {
 	needs, missing := n.newDELNeeds(), make(map[string]error) // most pods have the same lists
 	return n.owed.Retry(ctx, owed.Work{
-		Busy: n.running.busy, // or it would have to be done again
+		Busy: n.plugins.Processes.Busy, // or it would have to be done again
 		Missing: func(r *owed.Removal) error {
 			var lists strings.Builder
 			for _, o := range r.Networks {
@@ -99,7 +100,7 @@ func (n *Network) removeOwed(ctx context.Context, r *owed.Removal) error {
 		if !isNamespace(ns.path) {
 			ns.path = "" // gone; DEL can do without (CNI spec 1.1, section 4, DEL)
 		}
-		done := n.removeFromAll(ctx, attachments, ns, boundOf("DEL"), true)
+		done := n.removeFromAll(ctx, attachments, ns, plugin.Bound("DEL"), true)
 		if cause := context.Cause(ctx); cause != nil {
 			return cause
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/internal/oneline"
 )
 
@@ -82,7 +83,7 @@ func (n *Network) remove(ctx context.Context, ns *Namespace) error {
 		return nil // while this call waited for another one to end
 	}
 	n.awaitSearch()
-	addGoesOn := n.running.evict(ns.id)
+	addGoesOn := n.plugins.Processes.Evict(ns.id)
 	if _, err := os.Stat(ns.path); err == nil && !isNamespace(ns.path) {
 		// The mount point that is left of one is a plain file, and plugins fail
 		// on it for ever.
@@ -93,7 +94,7 @@ func (n *Network) remove(ctx context.Context, ns *Namespace) error {
 		return err
 	}
 	since := n.pods.get(ns.id).failingSince
-	bound := boundOf("DEL")
+	bound := plugin.Bound("DEL")
 	switch {
 	case neverAdded:
 		bound = min(bound, cleanUpDEL)
@@ -201,7 +202,7 @@ func (r *removal) unfinished() []attachment { return append(slices.Clone(r.left)
 // bound, each even when another one fails. retry says that the pod is gone and its
 // removal owed.
 func (n *Network) removeFromAll(ctx context.Context, attachments []attachment, ns *Namespace, bound time.Duration, retry bool) removal {
-	ctx, cancel := context.WithTimeoutCause(ctx, bound, &boundError{verb: "DEL", after: bound})
+	ctx, cancel := plugin.WithBoundOf(ctx, "DEL", bound)
 	defer cancel()
 	var r removal
 	for i, a := range attachments {
@@ -320,7 +321,7 @@ func (n *Network) awaitSearch() {
 // awaitAgent waits, for as long as a DEL may take, until what the plugins of the
 // lists need for DEL is there, or a list in use can be run instead.
 func (n *Network) awaitAgent(ctx context.Context, attachments []attachment) {
-	ctx, cancel := context.WithTimeout(ctx, min(n.pace.agent, boundOf("DEL")))
+	ctx, cancel := context.WithTimeout(ctx, min(n.pace.agent, plugin.Bound("DEL")))
 	defer cancel()
 	for n.newDELNeeds().waitFor(ctx, attachments, false) != nil {
 		select {

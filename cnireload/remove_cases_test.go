@@ -26,6 +26,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/admission"
 	"github.com/cnireload/cnireload/cnireload/owed"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
@@ -492,7 +493,7 @@ func TestBoundOfADD(t *testing.T) {
 				t.Errorf("caller's deadline %s: ADD has %s, want %s", deadline, got, want)
 			}
 			<-bounded.Done()
-			if err := context.Cause(bounded); outcomeOf(err) != "timeout" || !strings.HasPrefix(err.Error(), "ADD did not finish within "+want.String()) {
+			if err := context.Cause(bounded); plugin.Outcome(err) != "timeout" || !strings.HasPrefix(err.Error(), "ADD did not finish within "+want.String()) {
 				t.Errorf("caller's deadline %s: %v", deadline, err)
 			}
 		}

@@ -3,12 +3,9 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cnireload
+package plugin
 
-import (
-	"os"
-	"time"
-)
+import "time"
 
 // foundPlugin is never found on this platform.
 type foundPlugin struct {
@@ -23,9 +20,3 @@ func foundPlugins([]string) []*foundPlugin { return nil }
 func (*foundPlugin) alive() bool      { return false }
 func (*foundPlugin) kill() error      { return nil }
 func (*foundPlugin) sameMounts() bool { return false }
-
-// isNamespace tells whether path is there: what it is differs by platform.
-func isNamespace(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}

@@ -3,7 +3,7 @@
 
 //go:build unix
 
-package cnireload
+package plugin
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -90,7 +91,7 @@ func TestExecErrorTexts(t *testing.T) {
 			t.Parallel()
 			d := newNode(t)
 			path := d.executable("plugin", tt.body)
-			_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+			_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 			var ours, theirs *types.Error
 			if !errors.As(err, &ours) {
 				t.Fatalf("%T is not a *types.Error: %v", err, err)
@@ -115,7 +116,7 @@ func TestExecDeliversInputAndEnvironment(t *testing.T) {
 	d := newNode(t)
 	path := d.executable("plugin", `printf '{%s|%s|' "$CNI_COMMAND" "$X"; cat; echo noise >&2`)
 	input := strings.Repeat("0123456789", 50000) // more than a pipe holds
-	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, []byte(input), []string{"X=y", "CNI_COMMAND=ADD"})
+	out, err := (&Exec{}).ExecPlugin(context.Background(), path, []byte(input), []string{"X=y", "CNI_COMMAND=ADD"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +125,7 @@ func TestExecDeliversInputAndEnvironment(t *testing.T) {
 	}
 	// A plugin need not read what it is given.
 	path = d.executable("deaf", `echo '{}'`)
-	if out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, []byte(input), nil); err != nil || string(out) != "{}\n" {
+	if out, err := (&Exec{}).ExecPlugin(context.Background(), path, []byte(input), nil); err != nil || string(out) != "{}\n" {
 		t.Errorf("a plugin that does not read its input: %q, %v", out, err)
 	}
 }
@@ -135,7 +136,7 @@ func TestExecKillsTheWholeGroup(t *testing.T) {
 	pids := filepath.Join(d.log, "grandchild")
 	path := d.executable("plugin", fmt.Sprintf(`(sleep 300 & echo $! >'%s'; wait) & echo partial >&2; wait`, pids))
 	start := time.Now()
-	_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
+	_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is not a deadline error", err)
 	}
@@ -179,8 +180,8 @@ func TestExecKillsAPluginThatLeftItsGroup(t *testing.T) {
 	setBound(t, "DEL", 4*time.Second)
 	pids := filepath.Join(d.log, "pid")
 	path := d.executable("plugin", fmt.Sprintf("%s='%s' exec '%s' -test.run '^%s$'", leavesItsGroup, pids, os.Args[0], t.Name()))
-	_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
-	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errAbandoned) {
+	_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
+	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrAbandoned) {
 		t.Errorf("got %v", err)
 	}
 	if pid := readPid(t, pids); alive(pid) {
@@ -203,16 +204,16 @@ func TestExecExitStatusIsLost(t *testing.T) {
 	d := newNode(t)
 	path := d.executable("plugin", `echo '{"cniVersion":"1.0.0"}'`)
 	signal.Ignore(syscall.SIGCHLD) // has the kernel reap, for all of this process
-	_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 	if wrong := missingWords(err, []string{path, "has ended, but how is not known"}); wrong != "" {
 		t.Error(wrong)
 	}
-	if spoken(err) {
+	if Spoken(err) {
 		t.Error("it counts as the plugin's word")
 	}
 	setBound(t, "DEL", 500*time.Millisecond)
 	path = d.executable("plugin", "exec sleep 300")
-	if _, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -223,7 +224,7 @@ func TestExecFloodOfAVerbWithoutResult(t *testing.T) {
 	d := newNode(t)
 	path := d.executable("plugin", `head -c 3000000 /dev/zero`)
 	for verb, fails := range map[string]bool{"STATUS": false, "DEL": false, "ADD": true, "VERSION": true} {
-		_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=" + verb})
+		_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=" + verb})
 		if (err != nil) != fails {
 			t.Errorf("%s: %v", verb, err)
 		}
@@ -236,18 +237,18 @@ func TestExecCallerDeadlineAndCancel(t *testing.T) {
 	path := d.executable("plugin", "exec sleep 300")
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := (&Exec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("caller's deadline: %v", err)
 	}
 	ctx, cancel = context.WithCancel(context.Background())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.Canceled) {
+	if _, err := (&Exec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancel: %v", err)
 	}
 	// Nothing is run for a caller that has gone.
 	mark := filepath.Join(d.log, "ran")
 	path = d.executable("plugin", "touch "+mark)
-	if _, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "was not run") {
+	if _, err := (&Exec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"}); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "was not run") {
 		t.Errorf("after cancel: %v", err)
 	}
 	if _, err := os.Stat(mark); err == nil {
@@ -262,7 +263,7 @@ func TestExecChildHoldsOutput(t *testing.T) {
 	pids := filepath.Join(d.log, "daemon")
 	path := d.executable("plugin", fmt.Sprintf(`sleep 300 & echo $! >'%s'; echo '{"cniVersion":"1.0.0"}'`, pids))
 	start := time.Now()
-	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	out, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 	if err != nil || string(out) != "{\"cniVersion\":\"1.0.0\"}\n" {
 		t.Errorf("got %q, %v", out, err)
 	}
@@ -278,7 +279,7 @@ func TestExecChildHoldsOutput(t *testing.T) {
 	// The same with a plugin that fails: its own words count.
 	path = d.executable("plugin", fmt.Sprintf(`sleep 300 & echo $! >'%s'; echo '{"code":7,"msg":"bad"}'; exit 1`, pids))
 	d.must(os.Remove(pids))
-	if _, err = (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"}); err == nil || err.Error() != "bad" {
+	if _, err = (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"}); err == nil || err.Error() != "bad" {
 		t.Errorf("got %v, want the plugin's error", err)
 	}
 	_ = syscall.Kill(readPid(t, pids), syscall.SIGKILL)
@@ -303,7 +304,7 @@ func TestExecFlood(t *testing.T) {
 			runtime.GC()
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+			_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 			runtime.ReadMemStats(&after)
 			if err == nil {
 				t.Fatal("no error")
@@ -327,7 +328,7 @@ func TestExecTextBusy(t *testing.T) {
 	d.must(err)
 	time.AfterFunc(200*time.Millisecond, func() { _ = f.Close() })
 	start := time.Now()
-	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	out, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 	if err != nil || string(out) != "{}\n" {
 		t.Errorf("after the writer closed: %q, %v", out, err)
 	}
@@ -340,7 +341,7 @@ func TestExecTextBusy(t *testing.T) {
 	defer g.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, err = (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
+	_, err = (&Exec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
 	if err == nil || !strings.Contains(err.Error(), "text file busy") || !strings.Contains(err.Error(), path) {
 		t.Errorf("while it is being written: %v", err)
 	}
@@ -352,7 +353,7 @@ func TestExecCannotStart(t *testing.T) {
 	path := filepath.Join(d.bin, "plugin")
 	d.replace(path, "\x7fELF nonsense", 0o755)
 	for _, path := range []string{path, path + "-gone", d.bin} {
-		_, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+		_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 		var e *types.Error
 		if !errors.As(err, &e) || !strings.Contains(err.Error(), path) {
 			t.Errorf("got %v", err)
@@ -365,7 +366,7 @@ func TestExecTraceContext(t *testing.T) {
 	d := newNode(t)
 	path := d.executable("plugin", `echo "$TRACEPARENT $TRACESTATE $BAGGAGE"`)
 	run := func(ctx context.Context) string {
-		out, err := (&boundedExec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
+		out, err := (&Exec{}).ExecPlugin(ctx, path, nil, []string{"CNI_COMMAND=ADD"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -402,7 +403,7 @@ func TestFindInPath(t *testing.T) {
 	d.must(os.Symlink("nowhere", filepath.Join(d.bin, "dangling")))
 	d.must(os.Symlink("circle", filepath.Join(d.bin, "circle")))
 	dirs := []string{d.bin, second}
-	e := &boundedExec{}
+	e := &Exec{}
 	for _, typ := range []string{"plain", "dir"} {
 		if path, err := e.FindInPath(typ, dirs); err != nil || path != filepath.Join(second, typ) {
 			t.Errorf("%s: got %s, %v; want the one in the later directory", typ, path, err)
@@ -434,7 +435,7 @@ func TestExecEndedWellBeforeItsBound(t *testing.T) {
 	d := newNode(t)
 	path := d.executable("p", `(sleep 20) & echo '{}'; sleep 0.1`)
 	setBound(t, "ADD", 3*time.Second)
-	out, err := (&boundedExec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
+	out, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 	if err != nil || string(out) != "{}\n" {
 		t.Errorf("got %q, %v: the plugin ended before its bound, only its child holds the output", out, err)
 	}
@@ -508,5 +509,33 @@ func TestCaptureLetsGoOfTooMuch(t *testing.T) {
 				t.Errorf("%.10q, %d bytes in pieces of %d: %d are kept, then %d", tt.text, len(tt.text), size, len(c.head), len(c.tail))
 			}
 		}
+	}
+}
+
+// lateWriter is read into late, as on a machine that is busy.
+type lateWriter struct {
+	capture
+	late sync.Once
+}
+
+func (w *lateWriter) Write(p []byte) (int, error) {
+	w.late.Do(func() { time.Sleep(3 * pipeGrace) })
+	return w.capture.Write(p)
+}
+
+// This is why the pipes are our own. With [exec.Cmd.WaitDelay] what a plugin printed
+// is lost if nobody came to read it in time, although the plugin has succeeded and
+// left nothing behind. If this fails, os/exec does what [output] is for.
+func TestWaitDelayLosesOutput(t *testing.T) {
+	t.Parallel()
+	d := newNode(t)
+	cmd := exec.CommandContext(t.Context(), d.executable("plugin", `head -c 60000 /dev/zero`))
+	var out lateWriter
+	cmd.Stdout, cmd.WaitDelay = &out, pipeGrace
+	if err := cmd.Run(); !errors.Is(err, exec.ErrWaitDelay) {
+		t.Errorf("got %v", err)
+	}
+	if got := out.total(); got >= 60000 {
+		t.Errorf("all %d bytes were read", got)
 	}
 }

@@ -1,7 +1,7 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cnireload
+package plugin
 
 import (
 	"bytes"
@@ -146,11 +146,14 @@ func readUptime() time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
+// alive tells whether it has not ended. Another process of the same number is not
+// mistaken for it.
 func (f *foundPlugin) alive() bool {
 	now := &foundPlugin{pid: f.pid}
 	return now.readStat() && now.started == f.started
 }
 
+// kill kills it, with its process group if it leads one.
 func (f *foundPlugin) kill() error {
 	if !f.alive() {
 		return nil
@@ -180,20 +183,4 @@ func (f *foundPlugin) sameMounts() bool {
 	}
 	other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", f.pid))
 	return err == nil && own == other
-}
-
-// Types of file systems that namespaces are on, as in statfs(2).
-const (
-	nsfsMagic = 0x6e736673
-	procMagic = 0x9fa0
-)
-
-// isNamespace tells whether path is a namespace. Of one that was mounted an empty
-// file remains.
-func isNamespace(path string) bool {
-	var st syscall.Statfs_t
-	if syscall.Statfs(path, &st) != nil {
-		return false
-	}
-	return int64(st.Type) == nsfsMagic || int64(st.Type) == procMagic
 }

@@ -1,7 +1,7 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cnireload
+package plugin
 
 import (
 	"cmp"
@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/timeout"
 	"github.com/containerd/log"
 )
 
@@ -38,41 +37,33 @@ type Process struct {
 	State  ProcessState
 }
 
-// foreign is a process that was found on the machine, as opposed to one that
-// was started here.
-type foreign interface {
-	// alive tells whether it has not ended, without mistaking another process
-	// of the same number for it.
-	alive() bool
-	// kill kills it, with its process group if it leads one.
-	kill() error
-}
-
 // leftOverCheck is how often processes that were found are looked at.
 const leftOverCheck = time.Second
 
 // evictGrace is how long a removal waits for the killed processes of its pod.
 const evictGrace = time.Second
 
-// running keeps track of plugins' processes. Its lock is never held during a
-// call or while anything is read. The zero value is ready for use, and so is
-// nil, which tracks nothing.
-type running struct {
+// Processes keeps track of plugins' processes. The zero value is ready for use, and
+// it can be used concurrently. Its lock is never held during a call or while
+// anything is read.
+type Processes struct {
 	mu        sync.Mutex
-	processes map[*process]struct{}
+	processes map[*Tracked]struct{}
 	timer     *time.Timer // of the next look at what was found; nil without
 	closed    bool
 }
 
-type process struct {
+// Tracked is a process that [Processes] keeps track of.
+type Tracked struct {
 	Process
-	found foreign       // nil if it was started here
+	found *foundPlugin  // nil if it was started here
 	gone  chan struct{} // closed when it has ended
 }
 
-// begin notes that a plugin was started.
-func (r *running) begin(path string, environ []string, pid int) *process {
-	p := &process{
+// Begin notes that the plugin at path was started with environ. It is to be followed
+// by End.
+func (r *Processes) Begin(path string, environ []string, pid int) *Tracked {
+	p := &Tracked{
 		Process: Process{
 			Plugin: filepath.Base(path),
 			Verb:   verbOf(environ),
@@ -83,38 +74,29 @@ func (r *running) begin(path string, environ []string, pid int) *process {
 		},
 		gone: make(chan struct{}),
 	}
-	if r != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.add(p)
-	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.add(p)
 	return p
 }
 
 // add notes a process; the lock is held.
-func (r *running) add(p *process) {
+func (r *Processes) add(p *Tracked) {
 	if r.processes == nil {
-		r.processes = make(map[*process]struct{})
+		r.processes = make(map[*Tracked]struct{})
 	}
 	r.processes[p] = struct{}{}
 }
 
-// abandon notes that nobody waits for a process any more.
-func (r *running) abandon(p *process) {
-	if r == nil {
-		return
-	}
+// Abandon notes that nobody waits for a process any more.
+func (r *Processes) Abandon(p *Tracked) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.State = ProcessAbandoned
 }
 
-// end notes that a process has ended.
-func (r *running) end(p *process) {
-	if r == nil {
-		close(p.gone)
-		return
-	}
+// End notes that a process has ended.
+func (r *Processes) End(p *Tracked) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.processes[p]; ok {
@@ -125,8 +107,8 @@ func (r *running) end(p *process) {
 
 // adopt notes processes that were found, and looks after them until they have
 // ended or the registry is closed.
-func (r *running) adopt(processes []*process) {
-	if r == nil || len(processes) == 0 {
+func (r *Processes) adopt(processes []*Tracked) {
+	if len(processes) == 0 {
 		return
 	}
 	r.mu.Lock()
@@ -138,7 +120,7 @@ func (r *running) adopt(processes []*process) {
 }
 
 // schedule sees to the next look at what was found; the lock is held.
-func (r *running) schedule() {
+func (r *Processes) schedule() {
 	if !r.closed && r.timer == nil {
 		r.timer = time.AfterFunc(leftOverCheck, r.check)
 	}
@@ -146,14 +128,14 @@ func (r *running) schedule() {
 
 // check takes note of found processes that have ended, and ends those whose
 // bound has passed.
-func (r *running) check() {
-	for _, p := range r.all(func(p *process) bool { return p.found != nil }) {
+func (r *Processes) check() {
+	for _, p := range r.all(func(p *Tracked) bool { return p.found != nil }) {
 		if !p.found.alive() {
-			r.end(p)
+			r.End(p)
 		}
 	}
-	for _, p := range r.all(func(p *process) bool {
-		return p.found != nil && p.State == ProcessLeftOver && time.Since(p.Since) > boundOf(p.Verb)
+	for _, p := range r.all(func(p *Tracked) bool {
+		return p.found != nil && p.State == ProcessLeftOver && time.Since(p.Since) > Bound(p.Verb)
 	}) {
 		r.kill(p)
 	}
@@ -169,47 +151,36 @@ func (r *running) check() {
 }
 
 // kill kills a found process. If it can end, the next look finds it gone.
-func (r *running) kill(p *process) {
+func (r *Processes) kill(p *Tracked) {
 	logger := log.L.WithField("plugin", p.Plugin).WithField("pid", p.PID)
 	if err := p.found.kill(); err != nil {
 		logger.WithError(err).Warn("cni: a plugin that an earlier containerd left running cannot be killed")
 		return
 	}
 	logger.Warnf("cni: killed %s for pod %s, which an earlier containerd left running since %s", p.Verb, p.ID, p.Since.UTC().Format(time.RFC3339))
-	r.abandon(p)
-}
-
-// boundOf returns the bound of a verb.
-func boundOf(verb string) time.Duration {
-	if key, ok := timeoutKeys[verb]; ok {
-		return timeout.Get(key)
-	}
-	return timeout.Get(TimeoutAdd)
+	r.Abandon(p)
 }
 
 // all returns the processes for which ok is true, oldest first. ok must not
 // block.
-func (r *running) all(ok func(*process) bool) []*process {
-	if r == nil {
-		return nil
-	}
+func (r *Processes) all(ok func(*Tracked) bool) []*Tracked {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var list []*process
+	var list []*Tracked
 	for p := range r.processes {
 		if ok(p) {
 			list = append(list, p)
 		}
 	}
-	slices.SortFunc(list, func(a, b *process) int {
+	slices.SortFunc(list, func(a, b *Tracked) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.PID, b.PID))
 	})
 	return list
 }
 
-// list describes the processes that have not ended, oldest first.
-func (r *running) list() []Process {
-	processes := r.all(func(*process) bool { return true })
+// List describes the processes that have not ended, oldest first.
+func (r *Processes) List() []Process {
+	processes := r.all(func(*Tracked) bool { return true })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := make([]Process, len(processes))
@@ -219,11 +190,11 @@ func (r *running) list() []Process {
 	return list
 }
 
-// evict ends what nobody waits for that still works on the pod id, because what
-// it does would come after the pod's removal. It returns whether an ADD of the
-// pod has not ended even so.
-func (r *running) evict(id string) (adding bool) {
-	strays := r.all(func(p *process) bool {
+// Evict kills the left-over processes of the pod id, and waits for them and for those
+// that were abandoned, a second at most: what they do must not come after the
+// removal of the pod. It returns whether an ADD of the pod has not ended even so.
+func (r *Processes) Evict(id string) (adding bool) {
+	strays := r.all(func(p *Tracked) bool {
 		return p.ID == id && (p.State == ProcessLeftOver || p.State == ProcessAbandoned)
 	})
 	if len(strays) == 0 {
@@ -239,9 +210,9 @@ func (r *running) evict(id string) (adding bool) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		strays = slices.DeleteFunc(strays, func(p *process) bool {
+		strays = slices.DeleteFunc(strays, func(p *Tracked) bool {
 			if p.found != nil && !p.found.alive() {
-				r.end(p)
+				r.End(p)
 			}
 			select {
 			case <-p.gone:
@@ -256,20 +227,21 @@ func (r *running) evict(id string) (adding bool) {
 		select {
 		case <-tick.C:
 		case <-grace.C:
-			return slices.ContainsFunc(strays, func(p *process) bool { return p.Verb == "ADD" })
+			return slices.ContainsFunc(strays, func(p *Tracked) bool { return p.Verb == "ADD" })
 		}
 	}
 }
 
-// busy tells whether an ADD of the pod that nobody waits for has not ended.
-func (r *running) busy(id string) bool {
-	return len(r.all(func(p *process) bool {
+// Busy tells whether there is an ADD of the pod id that nobody waits for and that has
+// not ended.
+func (r *Processes) Busy(id string) bool {
+	return len(r.all(func(p *Tracked) bool {
 		return p.ID == id && p.Verb == "ADD" && (p.State == ProcessAbandoned || p.State == ProcessLeftOver)
 	})) > 0
 }
 
-// close ends the looking after; the processes go on.
-func (r *running) close() {
+// Close stops looking after left-over processes; they go on.
+func (r *Processes) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true

@@ -3,7 +3,7 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package cnireload
+package plugin
 
 import (
 	"errors"
