@@ -33,7 +33,7 @@ var mayImport = map[string][]string{
 		"cnireload/admission", "cnireload/confdir", "cnireload/gc", "cnireload/owed", "cnireload/plugin", "cnireload/rules",
 		"internal/diskfile", "internal/oneline",
 	},
-	"status": {"cnireload", "internal/oneline"},
+	"status": {"cnireload", "cnireload/plugin", "internal/oneline"},
 	"cri":    {"cnireload", "status"},
 }
 

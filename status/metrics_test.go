@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cnireload/cnireload/cnireload"
+	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
 var metricName = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
@@ -66,7 +67,11 @@ func lines(metrics []Metric) []string {
 		for _, l := range m.Labels {
 			labels = append(labels, fmt.Sprintf("%s=%q", l.Name, l.Value))
 		}
-		s = append(s, fmt.Sprintf("%s{%s} %v", m.Name, strings.Join(labels, ","), m.Value))
+		value := fmt.Sprint(m.Value)
+		if m.Buckets != nil {
+			value += fmt.Sprintf(" of %d, %d within 0.5", m.Count, m.Buckets[0.5])
+		}
+		s = append(s, fmt.Sprintf("%s{%s} %s", m.Name, strings.Join(labels, ","), value))
 	}
 	return s
 }
@@ -95,6 +100,18 @@ func someProcesses(n int) []cnireload.Process {
 	return list
 }
 
+// within are buckets of which those from 0.5 s on hold other counts than those below.
+func within(half, more uint64) (counts [len(plugin.CallBounds)]uint64) {
+	for i, bound := range plugin.CallBounds {
+		if bound == 0.5 {
+			counts[i] = half
+		} else if bound > 0.5 {
+			counts[i] = more
+		}
+	}
+	return counts
+}
+
 func TestMetrics(t *testing.T) {
 	s := *kinds()["stale"]
 	s.Failures = 2
@@ -103,32 +120,33 @@ func TestMetrics(t *testing.T) {
 		{Target: "/run/flag", Mode: cnireload.GateEnforce},
 	}
 	calls := map[cnireload.Call]cnireload.CallCount{
-		{Plugin: "ptp", Verb: "ADD", Outcome: "ok"}:        {Count: 3, Seconds: 1.5},
+		{Plugin: "ptp", Verb: "ADD", Outcome: "ok"}:        {Count: 3, Seconds: 1.5, Within: within(2, 3)},
 		{Plugin: "ptp", Verb: "ADD", Outcome: "timeout"}:   {Count: 1, Seconds: 120},
-		{Plugin: "bridge", Verb: "VERSION", Outcome: "ok"}: {Count: 1, Seconds: 0.25},
+		{Plugin: "bridge", Verb: "VERSION", Outcome: "ok"}: {Count: 1, Seconds: 0.25, Within: within(1, 1)},
 	}
 	metrics := metricsOf(map[string]*cnireload.Snapshot{"default": &s}, calls)
 	checkMetrics(t, metrics)
 	want := []string{
 		`network_ready{handler="default"} 1`,
+		fmt.Sprintf(`network_build_info{handler="default",version=%q} 1`, Version()),
 		`network_reloads_total{handler="default",result="success"} 3`,
 		`network_reloads_total{handler="default",result="failure"} 2`,
 		`network_stale{handler="default"} 1`,
 		`network_skipped_files{handler="default"} 1`,
 		`network_watch{handler="default",mode="inotify"} 1`,
 		`network_watch{handler="default",mode="polling"} 0`,
-		`network_watch{handler="default",mode="waiting for directory"} 0`,
+		`network_watch{handler="default",mode="waiting_for_directory"} 0`,
 		`network_gate_open{handler="default",plugin="calico",target="/var/lib/calico/nodename",mode="enforce"} 1`,
 		`network_gate_open{handler="default",plugin="",target="/run/flag",mode="enforce"} 0`,
 		`network_plugin_calls_total{handler="default",plugin="bridge",verb="VERSION",outcome="ok"} 1`,
-		`network_plugin_call_seconds_total{handler="default",plugin="bridge",verb="VERSION",outcome="ok"} 0.25`,
+		`network_plugin_call_duration_seconds{handler="default",plugin="bridge",verb="VERSION",outcome="ok"} 0.25 of 1, 1 within 0.5`,
 		`network_plugin_calls_total{handler="default",plugin="ptp",verb="ADD",outcome="ok"} 3`,
-		`network_plugin_call_seconds_total{handler="default",plugin="ptp",verb="ADD",outcome="ok"} 1.5`,
+		`network_plugin_call_duration_seconds{handler="default",plugin="ptp",verb="ADD",outcome="ok"} 1.5 of 3, 2 within 0.5`,
 		`network_plugin_calls_total{handler="default",plugin="ptp",verb="ADD",outcome="timeout"} 1`,
-		`network_plugin_call_seconds_total{handler="default",plugin="ptp",verb="ADD",outcome="timeout"} 120`,
+		`network_plugin_call_duration_seconds{handler="default",plugin="ptp",verb="ADD",outcome="timeout"} 120 of 1, 0 within 0.5`,
 		`network_plugin_processes{handler="default",state="running"} 2`,
 		`network_plugin_processes{handler="default",state="abandoned"} 2`,
-		`network_plugin_processes{handler="default",state="left over"} 0`,
+		`network_plugin_processes{handler="default",state="left_over"} 0`,
 		`network_held_pods{handler="default"} 7`,
 		`network_tombstones{handler="default"} 3`,
 	}

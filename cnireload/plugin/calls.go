@@ -19,10 +19,15 @@ type Call struct {
 	Outcome string
 }
 
+// CallBounds are the upper bounds of the buckets of a [CallCount], in seconds.
+var CallBounds = [...]float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300}
+
 // CallCount is how many calls of one kind there were.
 type CallCount struct {
 	Count   uint64
 	Seconds float64 // all of them together
+	// Within counts the calls that took no longer than the bound of that index.
+	Within [len(CallBounds)]uint64
 }
 
 // Calls counts calls that have ended. The zero value is ready for use, and it can
@@ -41,6 +46,11 @@ func (l *Calls) add(c Call, d time.Duration) {
 	n := l.counts[c]
 	n.Count++
 	n.Seconds += d.Seconds()
+	for i, bound := range CallBounds {
+		if d.Seconds() <= bound {
+			n.Within[i]++
+		}
+	}
 	l.counts[c] = n
 }
 

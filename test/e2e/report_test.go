@@ -109,7 +109,7 @@ func TestI4(t *testing.T) {
 			`reloads_total{handler="default",result="failure"}`:   0,
 			`reloads_total{handler="other",result="failure"}`:     1,
 			`watch{handler="other",mode="inotify"}`:               1,
-			`watch{handler="other",mode="waiting for directory"}`: 0,
+			`watch{handler="other",mode="waiting_for_directory"}`: 0,
 		})
 		touch(t, nodename)
 		n.metrics(map[string]float64{`ready{handler="default"}`: 1, gate: 1})
@@ -126,9 +126,13 @@ func TestI4(t *testing.T) {
 		n.answers("portmap", "ADD", fake.Behavior{Mode: fake.Fail, Code: 11, Msg: "try again"})
 		n.refused(harness.Pod{Name: "b"})
 		n.metrics(map[string]float64{call("calico", "ADD", "ok"): 2, call("portmap", "ADD", "error"): 1})
-		seconds := strings.Replace(call("calico", "ADD", "ok"), "calls_total", "call_seconds_total", 1)
+		seconds := strings.Replace(call("calico", "ADD", "ok"), "calls_total", "call_duration_seconds_sum", 1)
 		s := n.scrape()
 		assert.Assert(t, s.value[seconds] > 0 && s.value[seconds] < 60, "%s %v", seconds, s.value[seconds])
+		n.metrics(map[string]float64{
+			strings.Replace(call("calico", "ADD", "ok"), "calls_total", "call_duration_seconds_count", 1):                                         2,
+			strings.Replace(strings.Replace(call("calico", "ADD", "ok"), "calls_total", "call_duration_seconds_bucket", 1), "}", `,le="300"}`, 1): 2,
+		})
 
 		// A file that is skipped, one that is stale.
 		good := harness.CalicoList(nodename)
@@ -148,7 +152,7 @@ func TestI4(t *testing.T) {
 		}
 		// The dir is gone.
 		assert.NilError(t, os.RemoveAll(n.ConfDir))
-		n.metrics(map[string]float64{`ready{handler="default"}`: 0, `watch{handler="default",mode="waiting for directory"}`: 1, `watch{handler="default",mode="inotify"}`: 0})
+		n.metrics(map[string]float64{`ready{handler="default"}`: 0, `watch{handler="default",mode="waiting_for_directory"}`: 1, `watch{handler="default",mode="inotify"}`: 0})
 		return fmt.Sprintf("%d metrics: %s", len(s.kind), networkMetric+"{"+strings.Join(slices.Sorted(maps.Keys(s.kind)), ",")+"}")
 	})
 }
