@@ -148,7 +148,7 @@ func TestI4(t *testing.T) {
 		assert.Assert(t, len(s.kind) >= 8, "%v", s.kind)
 		for name, kind := range s.kind {
 			assert.Equal(t, kind == "counter", strings.HasSuffix(name, "_total"), "%s is a %s", name, kind)
-			assert.Assert(t, kind == "counter" || kind == "gauge", "%s is a %s", name, kind)
+			assert.Assert(t, kind == "counter" || kind == "gauge" || kind == "histogram", "%s is a %s", name, kind)
 		}
 		// The dir is gone.
 		assert.NilError(t, os.RemoveAll(n.ConfDir))
