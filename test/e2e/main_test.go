@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -69,41 +70,58 @@ type result struct {
 const failed = "FAILED"
 
 // sides runs a case on both binaries: stock must show what was reported, the
-// patched one what must be. The case returns one line on what was seen.
+// patched one what must be. The case returns one line on what was seen. The sides
+// run beside each other: each has daemon, folders and namespaces of its own, and
+// waits most of the time.
 func sides(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
-	eachSide(t, report, false, run)
+	eachSide(t, report, false, true, run)
+}
+
+// inTurn is sides for a case that compares what it saw on stock with what it sees
+// on patched, or keeps the machine busy: first stock, then patched.
+func inTurn(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
+	eachSide(t, report, false, false, run)
 }
 
 // alike runs a case on both binaries in which stock does what must be, and so must
 // the patched one.
 func alike(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
-	eachSide(t, report, true, run)
+	eachSide(t, report, true, true, run)
 }
 
-func eachSide(t *testing.T, report string, stockRight bool, run func(t *testing.T, side harness.Side) string) {
+func eachSide(t *testing.T, report string, stockRight, together bool, run func(t *testing.T, side harness.Side) string) {
+	var both sync.WaitGroup
+	defer both.Wait()
 	for _, side := range []harness.Side{harness.Stock, harness.Patched} {
-		t.Run(string(side), func(t *testing.T) {
-			if err := harness.Preflight("make test-e2e", side); err != nil {
-				t.Fatal(err)
-			}
-			id := strings.TrimPrefix(strings.SplitN(t.Name(), "/", 2)[0], "Test")
-			line := func(observed string) {
-				right := observed != failed && (side == harness.Patched || stockRight)
-				b, err := json.Marshal(result{id, report, string(side), observed, right})
-				assert.NilError(t, err)
-				t.Logf("case-result %s", b)
-			}
-			defer func() {
-				if t.Failed() {
-					line(failed)
-				}
-			}()
-			observed := run(t, side)
-			if !t.Failed() {
-				line(observed)
-			}
-		})
+		both.Go(func() { oneSide(t, report, stockRight, side, run) })
+		if !together {
+			both.Wait()
+		}
 	}
+}
+
+func oneSide(t *testing.T, report string, stockRight bool, side harness.Side, run func(t *testing.T, side harness.Side) string) {
+	t.Run(string(side), func(t *testing.T) {
+		if err := harness.Preflight("make test-e2e", side); err != nil {
+			t.Fatal(err)
+		}
+		id := strings.TrimPrefix(strings.SplitN(t.Name(), "/", 2)[0], "Test")
+		line := func(observed string) {
+			right := observed != failed && (side == harness.Patched || stockRight)
+			b, err := json.Marshal(result{id, report, string(side), observed, right})
+			assert.NilError(t, err)
+			t.Logf("case-result %s", b)
+		}
+		defer func() {
+			if t.Failed() {
+				line(failed)
+			}
+		}()
+		observed := run(t, side)
+		if !t.Failed() {
+			line(observed)
+		}
+	})
 }
 
 // node is a private daemon in a test.

@@ -186,7 +186,7 @@ func TestI5(t *testing.T) {
 		return kinds
 	}
 	stock := map[string]map[string]string{} // by state
-	sides(t, "cri-tools", func(t *testing.T, side harness.Side) string {
+	inTurn(t, "cri-tools", func(t *testing.T, side harness.Side) string {
 		seen := map[string]bool{}
 		check := func(n *node, state string, reports ...string) {
 			n.t.Helper()

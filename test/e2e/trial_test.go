@@ -27,7 +27,7 @@ func TestTrials(t *testing.T) {
 	storm := 6 * time.Second
 	// One each second on the patched side; what comes to an end from before counts, too.
 	limit := 2 * int(storm/time.Second)
-	sides(t, "calico#13884", func(t *testing.T, side harness.Side) string {
+	inTurn(t, "calico#13884", func(t *testing.T, side harness.Side) string {
 		n := prepare(t, harness.Options{Side: side, NoImage: true, ReadyWait: "30s"})
 		n.write(n.conf("10-c10.conflist"), c10("c10"))
 		n.start()

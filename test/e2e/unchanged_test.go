@@ -38,7 +38,7 @@ func keyPaths(set map[string]bool, prefix string, value any) {
 // Whatever stock tells by "crictl info", by name.
 func TestInfoKeys(t *testing.T) {
 	stock := make(map[string]bool)
-	sides(t, "(new)", func(t *testing.T, side harness.Side) string {
+	inTurn(t, "(new)", func(t *testing.T, side harness.Side) string {
 		n := prepare(t, harness.Options{Side: side, NoImage: true})
 		n.Handlers = map[string]harness.Handler{"other": {ConfDir: filepath.Join(n.Base, "other.d"), MaxConfNum: new(0)}}
 		n.write(n.conf("10-a.conflist"), c10("a"))

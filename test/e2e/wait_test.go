@@ -83,7 +83,7 @@ func TestL10(t *testing.T) {
 		away = 20 * time.Second
 	}
 	var healthy time.Duration // on stock, what the patched side is compared with
-	sides(t, "calico#13884", func(t *testing.T, side harness.Side) string {
+	inTurn(t, "calico#13884", func(t *testing.T, side harness.Side) string {
 		n, nodename := calicoNode(t, harness.Options{Side: side, ReadyWait: "1m"})
 		n.start()
 		// What the first pod costs more than others is paid, and metadata is
