@@ -647,15 +647,16 @@ func TestLooksAtOneGateAreOne(t *testing.T) {
 		if err := n.lookAt("other", func() error { return nil }); err != nil {
 			t.Errorf("another gate: %v", err)
 		}
+		// A check that goes on is joined, and over when it has answered.
 		closed := errors.New("closed")
-		go func() { answer <- closed }()
-		if err := n.lookAt("one", check); err != closed || asked.Load() != 1 {
-			t.Errorf("got %v after %d looks", err, asked.Load())
-		}
-		synctest.Wait()
-		go func() { answer <- nil }()
-		if err := n.lookAt("one", check); err != nil || asked.Load() != 2 {
-			t.Errorf("got %v after %d looks", err, asked.Load())
+		for i, want := range []error{closed, nil} {
+			go func() { errs <- n.lookAt("one", check) }()
+			synctest.Wait()
+			answer <- want
+			if err := <-errs; err != want || int(asked.Load()) != 1+i {
+				t.Errorf("got %v after %d looks", err, asked.Load())
+			}
+			synctest.Wait()
 		}
 	})
 }
