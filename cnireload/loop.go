@@ -35,7 +35,7 @@ type loop struct {
 	inUse      map[string]*network
 	unchecked  bool   // it was put into use before all its plugins had answered
 	generation string // keys of the networks in use
-	known      map[string]*pluginHistory
+	history    map[string]*pluginHistory
 	// gates are known by set, which is the ids of all gates of the networks, and
 	// by id. Other sets than the last are those of networks that stay in use
 	// while that is being looked at.
@@ -72,7 +72,7 @@ func newLoop(n *Network) *loop {
 		watcher: confdir.NewWatcher(n.notifier),
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
-		known:   make(map[string]*pluginHistory),
+		history: make(map[string]*pluginHistory),
 		gates:   make(map[string]map[string]*gateHistory),
 	}
 	if n.config.template.path != "" {
