@@ -87,7 +87,7 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 		cause = loopbackCause
 	}
 	l.prober.Forget(paths, statuses)
-	maps.DeleteFunc(l.known, func(key string, _ *pluginHistory) bool { return !statuses[key] })
+	maps.DeleteFunc(l.history, func(key string, _ *pluginHistory) bool { return !statuses[key] })
 	if waiting == nil {
 		maps.DeleteFunc(l.gates, func(set string, _ map[string]*gateHistory) bool { return set != l.gateSet })
 	}
@@ -97,13 +97,13 @@ func (l *loop) judge(ctx context.Context, s *Snapshot, nets []*network, now time
 // allowUpgrade passes over a problem of a plugin that was good before, for as
 // long as an installer needs to put a new executable in the old one's place.
 func (l *loop) allowUpgrade(key string, v *verdict, now time.Time) {
-	h := l.known[key]
+	h := l.history[key]
 	switch {
 	case v.Problem == nil:
-		l.known[key] = &pluginHistory{good: v.PluginState}
+		l.history[key] = &pluginHistory{good: v.PluginState}
 	case v.final:
 		// An executable that goes now is no longer that of a good plugin.
-		delete(l.known, key)
+		delete(l.history, key)
 	case h == nil:
 	default:
 		if h.badSince.IsZero() {
@@ -112,7 +112,7 @@ func (l *loop) allowUpgrade(key string, v *verdict, now time.Time) {
 		if end := h.badSince.Add(l.n.pace.upgradeGrace); now.Before(end) {
 			v.PluginState, v.next = h.good, end
 		} else {
-			delete(l.known, key)
+			delete(l.history, key)
 		}
 	}
 }

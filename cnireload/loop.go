@@ -31,12 +31,12 @@ type loop struct {
 	named    []string // directories that the content last read names
 
 	waiters []waiter
-	refused []refusal // to be told after the next look
+	refused []refusal // to be told after the next refresh
 	// inUse holds the last good content of each file in use.
 	inUse      map[string]*network
 	unchecked  bool   // it was put into use before all its plugins had answered
 	generation string // keys of the networks in use
-	known      map[string]*pluginHistory
+	history    map[string]*pluginHistory
 	// gates are known by set, which is the ids of all gates of the networks, and
 	// by id. Other sets than the last are those of networks that stay in use
 	// while that is being looked at.
@@ -73,7 +73,7 @@ func newLoop(n *Network) *loop {
 		watcher: confdir.NewWatcher(n.notifier),
 		watch:   n.Snapshot().Watch,
 		inUse:   make(map[string]*network),
-		known:   make(map[string]*pluginHistory),
+		history: make(map[string]*pluginHistory),
 		gates:   make(map[string]map[string]*gateHistory),
 	}
 	if n.config.template.path != "" {
@@ -106,7 +106,7 @@ func (l *loop) run() {
 			}
 		}
 		l.takeMore()
-		l.look(ctx)
+		l.refresh(ctx)
 		// Whoever is told of a failure finds it in the snapshot.
 		for _, r := range l.refused {
 			r.reply <- r.err
@@ -119,7 +119,7 @@ func (l *loop) run() {
 }
 
 // takeMore takes in what else has come up by now, so that a storm of events
-// costs one look.
+// costs one refresh.
 func (l *loop) takeMore() {
 	for {
 		select {
@@ -134,8 +134,8 @@ func (l *loop) takeMore() {
 	}
 }
 
-// accept takes in a request. It is answered by the first look that leaves
-// nothing pending, or after the next look if it fails.
+// accept takes in a request. It is answered by the first refresh that leaves
+// nothing pending, or after the next refresh if it fails.
 func (l *loop) accept(req request) {
 	if req.recipe != nil {
 		l.recipe = *req.recipe
@@ -158,8 +158,8 @@ func (l *loop) accept(req request) {
 	l.waiters = append(l.waiters, waiter{req.reply, time.Now().Add(settleBound)})
 }
 
-// look compares the disk with what is in use and publishes what has changed.
-func (l *loop) look(ctx context.Context) {
+// refresh compares the disk with what is in use and publishes what has changed.
+func (l *loop) refresh(ctx context.Context) {
 	now := time.Now()
 	l.next = now.Add(l.n.pace.poll)
 	if l.renderer != nil && l.renderer.changed() {
@@ -225,7 +225,7 @@ func (l *loop) answer(inUse bool, now time.Time) {
 }
 
 // renew renders the template again and tells whether all that was reported is
-// rendered now. It is tried at each look and said once: the disk may be full for
+// rendered now. It is tried at each refresh and logged once: the disk may be full for
 // a while.
 func (l *loop) renew(ctx context.Context, foreign string) bool {
 	before := errorText(l.renderer.err)

@@ -212,14 +212,19 @@ func (s *Scanner) parse(path string, entries []fs.DirEntry, result *Scan) *File 
 		}
 	}
 	f := p.file
-	if f == nil || fmt.Sprint(dropErr) != fmt.Sprint(p.dropErr) || !slices.EqualFunc(drops, p.drops, (*diskfile.Content).Same) {
+	if f == nil || !sameText(dropErr, p.dropErr) || !slices.EqualFunc(drops, p.drops, (*diskfile.Content).Same) {
 		f = p.with(path, drops, dropErr)
 	}
 	p.drops, p.dropErr = drops, dropErr
-	if old := p.file; old == nil || old.Identity() != f.Identity() || fmt.Sprint(old.Err) != fmt.Sprint(f.Err) {
+	if old := p.file; old == nil || old != f && (old.Identity() != f.Identity() || !sameText(old.Err, f.Err)) {
 		p.file = f
 	}
 	return p.file
+}
+
+// sameText tells whether two errors, or none, read the same.
+func sameText(a, b error) bool {
+	return a == nil && b == nil || a != nil && b != nil && a.Error() == b.Error()
 }
 
 // has tells whether the entries, which are sorted, have that name.
