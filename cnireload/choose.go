@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/conftemplate"
 	"github.com/cnireload/cnireload/cnireload/rules"
 )
 
@@ -116,10 +117,10 @@ func (l *loop) nothingToUse(scan confdir.Scan, skipped []SkippedFile) error {
 	default:
 		err = fmt.Errorf("no usable network config in %s: %s %s (and %d more files)", dir, skipped[0].File, skipped[0].Reason, len(skipped)-1)
 	}
-	if l.renderer != nil && l.renderer.err != nil {
-		err = fmt.Errorf("%w; %w", err, l.renderer.err)
-	} else if l.renderer != nil && l.renderer.state == stateWaiting {
-		err = fmt.Errorf("%w; conf_template %s is %s", err, l.renderer.path, l.renderer.state)
+	if l.renderer != nil && l.renderer.Err() != nil {
+		err = fmt.Errorf("%w; %w", err, l.renderer.Err())
+	} else if t := l.n.config.template; l.renderer != nil && l.renderer.Waiting() {
+		err = fmt.Errorf("%w; conf_template %s is %s", err, t.path, conftemplate.StateWaiting)
 	}
 	return err
 }
@@ -146,7 +147,7 @@ func (l *loop) foreign() string {
 // foreignIn names the first list that is not ours.
 func (l *loop) foreignIn(nets []*network) string {
 	for _, n := range nets {
-		if n.file != nil && n.file.Path != l.renderer.target {
+		if n.file != nil && n.file.Path != l.renderer.Target() {
 			return n.describe()
 		}
 	}

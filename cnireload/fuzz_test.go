@@ -16,7 +16,6 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
-	"github.com/cnireload/cnireload/internal/diskfile"
 )
 
 // memory is a new folder, in memory where that can be had: most of what an input
@@ -112,54 +111,6 @@ func FuzzScan(f *testing.F) {
 					t.Errorf("%s: plugin %d is %s, libcni's %s", n.file.Path, i, n.list.Plugins[i].Bytes, p.Bytes)
 				}
 			}
-		}
-	})
-}
-
-// FuzzTemplate renders any text for any CIDRs. It must end, with an error or with
-// a list that can be used.
-func FuzzTemplate(f *testing.F) {
-	for _, text := range []string{
-		dualTemplate, "", "{{", "{{.PodCIDR}}", good, "{{.NoSuch}}", "{{range .Routes}}",
-		`{"name":"{{.PodCIDR | printf "%.3s"}}","plugins":[{"type":"x"}]}`,
-		`{"name":"a","plugins":[{{range $i, $r := .PodCIDRRanges}}{{if $i}},{{end}}{"type":"x","s":"{{$r}}"}{{end}}]}`,
-		`{{index .PodCIDRRanges 7}}`, `{{printf "%1000000000d" 1}}`, `{{len .Routes | slice .PodCIDR}}`, `{{call .PodCIDR}}`,
-	} {
-		for _, cidrs := range []string{"10.1.0.0/24", "fd00::/64,10.1.0.0/24", "", ",", "x", "10.0.0.0/33"} {
-			f.Add([]byte(text), cidrs)
-		}
-	}
-	f.Fuzz(func(t *testing.T, text []byte, podCIDRs string) {
-		dir := memory(t)
-		path := filepath.Join(dir, "template")
-		if err := os.WriteFile(path, text, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		r := newRenderer(templateConfig{path: path, record: filepath.Join(dir, "record")}, filepath.Join(dir, "net.d"))
-		cidrs := splitCIDRs(podCIDRs)
-		err := r.render(cidrs, "")
-		b, rerr := os.ReadFile(r.target)
-		if (err == nil) != (rerr == nil) {
-			t.Fatalf("render: %v, but the file: %v", err, rerr)
-		}
-		if err != nil {
-			if r.state != "failed" || r.err == nil {
-				t.Errorf("%s, %v", r.state, r.err)
-			}
-			return
-		}
-		if c := diskfile.Read(r.target, time.Now(), confdir.MaxSize); c.Err != nil || !r.owns(c) {
-			t.Errorf("what was rendered cannot be read back: %v", c.Err)
-		}
-		if _, err := confdir.ParseList(r.target, b); err != nil {
-			t.Errorf("rendered %s, which %v", b, err)
-		}
-		if routes, err := defaultRoutes(cidrs); err != nil || len(routes) == 0 || len(routes) > 2 {
-			t.Errorf("%q, %v", routes, err)
-		}
-		again := newRenderer(r.templateConfig, filepath.Join(dir, "net.d"))
-		if again.changed() || again.render(cidrs, "") != nil {
-			t.Error("the same again is a change")
 		}
 	})
 }

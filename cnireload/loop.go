@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/cnireload/conftemplate"
 	"github.com/cnireload/cnireload/cnireload/plugin"
 )
 
@@ -24,7 +25,7 @@ type loop struct {
 	recipe   recipe
 	scanner  *confdir.Scanner
 	prober   *plugin.Prober
-	renderer *renderer // nil without a template
+	renderer *conftemplate.Renderer // nil without a template
 	watcher  *confdir.Watcher
 	watching bool
 	watch    WatchState
@@ -77,7 +78,7 @@ func newLoop(n *Network) *loop {
 		gates:   make(map[string]map[string]*gateHistory),
 	}
 	if n.config.template.path != "" {
-		l.renderer = newRenderer(n.config.template, n.config.confDir)
+		l.renderer = conftemplate.New(n.config.template.path, n.config.template.record, n.config.confDir)
 	}
 	return l
 }
@@ -150,7 +151,7 @@ func (l *loop) accept(req request) {
 		l.watching = true
 	}
 	if req.cidrs != nil {
-		if err := l.renderer.render(req.cidrs, l.foreign()); err != nil {
+		if err := l.renderer.Render(req.cidrs, l.foreign()); err != nil {
 			l.refused = append(l.refused, refusal{req.reply, err})
 			return
 		}
@@ -162,12 +163,12 @@ func (l *loop) accept(req request) {
 func (l *loop) refresh(ctx context.Context) {
 	now := time.Now()
 	l.next = now.Add(l.n.pace.poll)
-	if l.renderer != nil && l.renderer.changed() {
+	if l.renderer != nil && l.renderer.Changed() {
 		l.renew(ctx, "")
 	}
 	scan := l.scan()
 	nets, skipped, loadErr := l.choose(scan, now)
-	if l.renderer != nil && scan.Err == nil && l.renderer.due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
+	if l.renderer != nil && scan.Err == nil && l.renderer.Due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
 		scan = l.scan()
 		nets, skipped, loadErr = l.choose(scan, now)
 	}
@@ -183,7 +184,7 @@ func (l *loop) refresh(ctx context.Context) {
 		superseded: make(chan struct{}),
 	}
 	if l.renderer != nil {
-		s.Template = l.renderer.describe()
+		s.Template = l.renderer.Describe()
 	}
 	cause, waiting := l.judge(ctx, s, nets, now)
 	var waits *waitingError
@@ -228,11 +229,11 @@ func (l *loop) answer(inUse bool, now time.Time) {
 // rendered now. It is tried at each refresh and logged once: the disk may be full for
 // a while.
 func (l *loop) renew(ctx context.Context, foreign string) bool {
-	before := errorText(l.renderer.err)
-	if err := l.renderer.renew(foreign); err != nil && err.Error() != before {
+	before := errorText(l.renderer.Err())
+	if err := l.renderer.Renew(foreign); err != nil && err.Error() != before {
 		l.n.logger(ctx).WithError(err).Warn("cni: conf_template cannot be rendered; what was rendered before stays")
 	}
-	return l.renderer.wanted == nil
+	return !l.renderer.Pending()
 }
 
 // scan reads the directory with the watch in place before, so that no change
@@ -294,7 +295,7 @@ func (l *loop) wishes() []confdir.Wish {
 		}
 	}
 	if l.renderer != nil {
-		path := confdir.CleanPath(l.renderer.path)
+		path := confdir.CleanPath(l.n.config.template.path)
 		wishes = append(wishes, confdir.Wish{Dir: filepath.Dir(path), Name: filepath.Base(path)})
 		for _, dir := range confdir.WithTargets(nil, path) {
 			wishes = append(wishes, confdir.Wish{Dir: dir})

@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/cnireload/conftemplate"
 )
 
 // Both families, as in containerd's documentation.
@@ -123,7 +125,7 @@ func TestRender(t *testing.T) {
 			if wrong := missingWords(n.Status(), []string{"no network config found", "conf_template " + d.template + " is waiting for the pod CIDR"}); wrong != "" {
 				t.Error(wrong)
 			}
-			if s := n.Snapshot().Template; s == nil || s.State != stateWaiting || s.File != d.target || s.Path != d.template {
+			if s := n.Snapshot().Template; s == nil || s.State != conftemplate.StateWaiting || s.File != d.target || s.Path != d.template {
 				t.Errorf("%+v", s)
 			}
 			d.must(n.Render(t.Context(), tt.cidrs))
@@ -444,48 +446,6 @@ func TestTemplateIsASymlink(t *testing.T) {
 	called("other")
 }
 
-// The directory is moved away just when the template has changed: rendering it
-// again must not make another one in its place.
-func TestRenewBringsNothingBack(t *testing.T) {
-	t.Parallel()
-	for _, away := range []string{"directory", "file"} {
-		d := newTemplated(t, dualTemplate)
-		r := newRenderer(templateConfig{path: d.template, record: d.record}, d.conf)
-		d.must(r.render([]string{"10.1.0.0/24"}, ""))
-		d.replace(d.template, dualTemplate+" ", 0o644)
-		if !r.changed() {
-			t.Fatal("the template has not changed")
-		}
-		path := d.target
-		if away == "directory" {
-			path = d.conf
-		}
-		d.must(os.Rename(path, d.answers+"/away"))
-		d.must(r.renew(""))
-		if _, err := os.Lstat(path); !os.IsNotExist(err) {
-			t.Errorf("the %s is there again: %v", away, err)
-		}
-		// Gone after it was looked for, too.
-		if away == "directory" {
-			if err := r.write([]byte(dualTemplate), r.record, false); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("%v", err)
-			}
-			if _, err := os.Lstat(path); !os.IsNotExist(err) {
-				t.Errorf("the %s is there again: %v", away, err)
-			}
-		}
-		// Back again, it is rendered.
-		d.must(os.Rename(d.answers+"/away", path))
-		if !r.changed() {
-			t.Errorf("the %s is back, and its content is old", away)
-		}
-		d.must(r.renew(""))
-		if !strings.HasSuffix(d.read(), " ") || r.changed() {
-			t.Errorf("%q", d.read())
-		}
-	}
-}
-
 // The template changes: rendered again, in use without a call (T6).
 func TestTemplateChanges(t *testing.T) {
 	t.Parallel()
@@ -668,12 +628,12 @@ func TestTemplateIsMended(t *testing.T) {
 			n := d.restarted()
 			d.must(n.Render(t.Context(), "10.1.0.0/24"))
 			tt.break_(d, n)
-			if st := n.Snapshot().Template; st.State != stateFailed || st.Err == nil || !n.Snapshot().Ready() {
+			if st := n.Snapshot().Template; st.State != conftemplate.StateFailed || st.Err == nil || !n.Snapshot().Ready() {
 				t.Errorf("%+v", st)
 			}
 			d.replace(d.template, dualTemplate, 0o644)
 			eventually(t, func() string {
-				if st := n.Snapshot().Template; st.State != stateRendered || st.Err != nil {
+				if st := n.Snapshot().Template; st.State != conftemplate.StateRendered || st.Err != nil {
 					return fmt.Sprintf("%+v", st)
 				}
 				return ""
@@ -696,7 +656,7 @@ func TestReportedCIDRsAreNotForgotten(t *testing.T) {
 		t.Helper()
 		eventually(t, func() string {
 			s := n.Snapshot()
-			if ranges, _ := subnets(t, s); !s.Ready() || !slices.Equal(ranges, []string{cidrs}) || s.Template.State != stateRendered || s.Template.Err != nil {
+			if ranges, _ := subnets(t, s); !s.Ready() || !slices.Equal(ranges, []string{cidrs}) || s.Template.State != conftemplate.StateRendered || s.Template.Err != nil {
 				return fmt.Sprintf("%q, %v, %+v", ranges, s.Err(), s.Template)
 			}
 			return ""
@@ -767,7 +727,7 @@ func TestForeignListGoes(t *testing.T) {
 			d.remove("06-theirs.conflist")
 			eventually(t, func() string {
 				s := n.Snapshot()
-				if ranges, _ := subnets(t, s); !s.Ready() || !slices.Equal(ranges, []string{"10.2.0.0/24"}) || s.Template.State != stateRendered {
+				if ranges, _ := subnets(t, s); !s.Ready() || !slices.Equal(ranges, []string{"10.2.0.0/24"}) || s.Template.State != conftemplate.StateRendered {
 					return fmt.Sprintf("%q, %v, %+v", ranges, s.Err(), s.Template)
 				}
 				return ""
@@ -850,7 +810,7 @@ func TestAdopt(t *testing.T) {
 	d.must(os.Remove(d.record))
 
 	n = d.restarted()
-	if st := n.Snapshot().Template; st.State != stateWaiting {
+	if st := n.Snapshot().Template; st.State != conftemplate.StateWaiting {
 		t.Errorf("%+v", st)
 	}
 	d.must(n.Render(t.Context(), "10.1.0.0/24"))
@@ -907,7 +867,7 @@ func TestCrashWhileRendering(t *testing.T) {
 			d.must(n.Render(t.Context(), "10.1.0.0/24"))
 			old := d.read()
 			d.must(n.Close())
-			var before templateRecord
+			var before conftemplate.Record
 			b, err := os.ReadFile(d.record)
 			d.must(err)
 			d.must(json.Unmarshal(b, &before))
@@ -916,7 +876,7 @@ func TestCrashWhileRendering(t *testing.T) {
 			n = d.restarted()
 			d.must(n.Render(t.Context(), "10.2.0.0/24"))
 			d.must(n.Close())
-			var between templateRecord
+			var between conftemplate.Record
 			b, err = os.ReadFile(d.record)
 			d.must(err)
 			d.must(json.Unmarshal(b, &between))
@@ -938,39 +898,11 @@ func TestCrashWhileRendering(t *testing.T) {
 			}
 			b, err = os.ReadFile(d.record)
 			d.must(err)
-			var after templateRecord
+			var after conftemplate.Record
 			d.must(json.Unmarshal(b, &after))
 			if len(after.SHA256) != 1 {
 				t.Errorf("%+v", after)
 			}
 		})
-	}
-}
-
-// Writing fails halfway, and it cannot be told whether the file got in place:
-// either content counts as ours, in this process as after a restart.
-func TestWritingFailsHalfway(t *testing.T) {
-	t.Parallel()
-	d := newTemplated(t, dualTemplate)
-	r := newRenderer(templateConfig{path: d.template, record: d.record}, d.conf)
-	d.must(r.render([]string{"10.1.0.0/24"}, ""))
-	d.must(os.Rename(d.conf, d.conf+".away"))
-	d.must(os.Symlink("nowhere", d.conf))
-	for range 3 {
-		if err := r.render([]string{"10.2.0.0/24"}, ""); err == nil {
-			t.Fatal("no error")
-		}
-	}
-	if len(r.record.SHA256) != 2 {
-		t.Errorf("%q", r.record.SHA256)
-	}
-	d.must(os.Remove(d.conf))
-	d.must(os.Rename(d.conf+".away", d.conf))
-	text, err := r.execute([]string{"10.2.0.0/24"})
-	d.must(err)
-	d.replace(d.target, string(text), 0o644)
-	d.must(r.render([]string{"10.3.0.0/24"}, ""))
-	if !strings.Contains(d.read(), "10.3.0.0/24") {
-		t.Errorf("%s, %s", d.read(), r.state)
 	}
 }

@@ -102,7 +102,7 @@ func stages(lines []string, line string, short bool) []stage {
 		stage{name: "unit", needs: []string{"deps"}, run: goTest(".", false, "-race", speed, "./...")},
 		// One at a time: go test takes one fuzz target. Minimizing an input that is merely new would
 		// take most of the time.
-		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("cnireload", "FuzzScan", 20000), fuzz("cnireload", "FuzzTemplate", 20000),
+		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("cnireload", "FuzzScan", 20000), fuzz("cnireload/conftemplate", "FuzzTemplate", 20000),
 			fuzz("cnireload/rules", "FuzzGates", 20000), fuzz("groupcommit", "FuzzQueue", 1000, "-race"))},
 		stage{name: "hack", run: goTest("hack", false, speed, "./...")},
 		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
