@@ -388,7 +388,13 @@ func (s *soaker) do(ctx context.Context, o op) error {
 		clear(m.files)
 		clear(m.drops)
 		m.owned = false
-		return s.without(ctx, func() error { return os.RemoveAll(s.ConfDir) }, func() error { return os.Mkdir(s.ConfDir, 0o755) })
+		remove := func() error { return os.RemoveAll(s.ConfDir) }
+		if m.wanted {
+			// Once the list that has precedence is removed, the template is rendered:
+			// into a directory that is being removed.
+			remove = func() error { return errors.Join(os.Rename(s.ConfDir, s.aside("gone")), os.RemoveAll(s.aside("gone"))) }
+		}
+		return s.without(ctx, remove, func() error { return os.Mkdir(s.ConfDir, 0o755) })
 	case "dir covered":
 		if o.way%4 != 0 || m.wanted {
 			return nil // only the poll finds it: it would take most of the time
