@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -87,5 +88,43 @@ func TestGoldenReport(t *testing.T) {
 		if err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s: %v, got\n%s", name, err, got)
 		}
+	}
+}
+
+// Whatever text a plugin or a file brings, and wherever: what is shown of it is
+// short and printable.
+func TestEveryTextIsPrintable(t *testing.T) {
+	bad := "\x1b[31m\xff\xfe\u202e\n\\\" \\u0000\u2028" + strings.Repeat("é", 3000)
+	r := full(bad).report()
+	r.Version, r.ConfDir, r.Timeouts = bad, bad, map[string]string{"add": bad}
+	n := &r.Networks[1]
+	n.Name, n.CNIVersion, n.Interface, n.SHA256, n.Plugins[0].Path = bad, bad, bad, bad, bad
+	g := &r.Gates[0]
+	g.Kind, g.Key, g.Mode, g.Ops = bad, bad, cnireload.GateMode(bad), []string{bad}
+	r.Template.Path, r.Template.File, r.Template.CIDRs = bad, bad, []string{bad}
+	b, err := encode(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := 0
+	d := json.NewDecoder(bytes.NewReader(b))
+	for {
+		token, err := d.Token()
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		s, ok := token.(string)
+		if !ok {
+			continue
+		}
+		checkText(t, s)
+		if strings.HasPrefix(s, "\uFFFD[31m\uFFFD") && strings.HasSuffix(s, " ...") {
+			texts++
+		}
+	}
+	if texts != 44 {
+		t.Errorf("%d texts, want 44", texts)
 	}
 }
