@@ -45,15 +45,15 @@ type gate struct {
 
 // GateState describes a gate of the networks in use.
 type GateState struct {
-	Plugin string
-	Kind   string
-	Target string
-	Key    string // configuration key that the target comes from; empty when compiled in
-	Mode   GateMode
-	Ops    []string // verbs that need it
-	Open   bool
-	Since  time.Time // when it was first found open, or closed
-	Cause  string    // why it is closed, or why it counts as open although something is amiss
+	Plugin string    `json:"plugin,omitempty"`
+	Kind   string    `json:"kind"`
+	Target string    `json:"target"`
+	Key    string    `json:"key,omitempty"` // configuration key that the target comes from; empty when compiled in
+	Mode   GateMode  `json:"mode"`
+	Ops    []string  `json:"ops"` // verbs that need it
+	Open   bool      `json:"open"`
+	Since  time.Time `json:"since"`           // when it was first found open, or closed
+	Cause  string    `json:"cause,omitempty"` // why it is closed, or why it counts as open although something is amiss
 
 	id string
 }

@@ -76,17 +76,17 @@ func (s *Snapshot) closedReported() []GateState {
 
 // NetworkState describes one list in use.
 type NetworkState struct {
-	Name       string
-	CNIVersion string
-	Interface  string
-	File       string // empty for loopback, which comes from no file
-	SHA256     string // of the file
-	DropIns    []DropInState
-	Plugins    []PluginState
+	Name       string        `json:"name"`
+	CNIVersion string        `json:"cniVersion"`
+	Interface  string        `json:"interface"`
+	File       string        `json:"file"`             // empty for loopback, which comes from no file
+	SHA256     string        `json:"sha256,omitempty"` // of the file
+	DropIns    []DropInState `json:"dropIns,omitempty"`
+	Plugins    []PluginState `json:"plugins"`
 	// StaleError is set while the file on disk cannot be used and the content
 	// that was read before stays in use.
-	StaleError error
-	StaleSince time.Time
+	StaleError error     `json:"-"`
+	StaleSince time.Time `json:"-"`
 }
 
 // DropInState names a drop-in file that is part of a list.
@@ -104,25 +104,25 @@ const (
 
 // PluginState describes one plugin of a list in use.
 type PluginState struct {
-	Role Role
-	Type string
+	Role Role   `json:"role"`
+	Type string `json:"type"`
 	// Counts is false for what an entry names as its ipam or delegate when it
 	// is not known to run that on the host: it is shown, with its problem, and
 	// says nothing about readiness. Nothing is asked of it.
-	Counts   bool
-	Path     string   // empty when it was not found
-	Versions []string // what it answered to VERSION; empty when not asked
+	Counts   bool     `json:"counts"`
+	Path     string   `json:"path"`                        // empty when it was not found
+	Versions []string `json:"supportedVersions,omitempty"` // what it answered to VERSION; empty when not asked
 	// Status is what STATUS (CNI spec 1.1) last brought: "ok", "not supported",
 	// "not ready", or empty when the list's version does not have the verb.
-	Status string
+	Status string `json:"statusVerb,omitempty"`
 	// Problem is why the plugin cannot be used; nil when it can.
-	Problem error
+	Problem error `json:"-"`
 }
 
 // SkippedFile is a file that looks like configuration but is not in use.
 type SkippedFile struct {
-	File   string
-	Reason string
+	File   string `json:"file"`
+	Reason string `json:"reason"`
 }
 
 // WatchMode says how changes on disk are noticed.
@@ -140,8 +140,8 @@ const (
 
 // WatchState is the watch and, unless it is WatchInotify, why.
 type WatchState struct {
-	Mode  WatchMode
-	Cause string
+	Mode  WatchMode `json:"state"`
+	Cause string    `json:"cause,omitempty"`
 }
 
 // attachment is a list together with the interface it serves.

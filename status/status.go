@@ -12,6 +12,7 @@ package status
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -113,7 +114,7 @@ func (v View) Info() (map[string]string, error) {
 		if l.snapshot == nil {
 			continue
 		}
-		b, err := json.Marshal(l.report())
+		b, err := encode(l.report())
 		if err != nil {
 			return nil, fmt.Errorf("cannot show the state of cni network %s: %w", name, err)
 		}
@@ -134,204 +135,123 @@ func (l look) loadStatus() string {
 	}
 }
 
-// Report is the value of cniReload in "crictl info".
+// Report is the value of cniReload in "crictl info". The types of package cnireload
+// have the JSON keys. The types here that embed one of them add what it holds as an
+// error, or in a form that is not shown.
 type Report struct {
-	Version    string     `json:"version"`
-	Ready      bool       `json:"ready"`
-	Reason     string     `json:"reason,omitempty"`
-	Message    string     `json:"message,omitempty"`
-	Generation uint64     `json:"generation"`
-	LoadedAt   *time.Time `json:"loadedAt,omitempty"`
-	Stale      bool       `json:"stale"`
-	StaleSince *time.Time `json:"staleSince,omitempty"`
-	LastError  string     `json:"lastError,omitempty"`
-	ConfDir    string     `json:"confDir"`
-	Watch      Watch      `json:"watch"`
-	Networks   []Network  `json:"networks"`
+	Version    string               `json:"version"`
+	Ready      bool                 `json:"ready"`
+	Reason     string               `json:"reason,omitempty"`
+	Message    string               `json:"message,omitempty"`
+	Generation uint64               `json:"generation"`
+	LoadedAt   *time.Time           `json:"loadedAt,omitempty"`
+	Stale      bool                 `json:"stale"`
+	StaleSince *time.Time           `json:"staleSince,omitempty"`
+	LastError  string               `json:"lastError,omitempty"`
+	ConfDir    string               `json:"confDir"`
+	Watch      cnireload.WatchState `json:"watch"`
+	Networks   []Network            `json:"networks"`
 	// Skipped has no more than maxEntries of SkippedCount files, in the order of
 	// their names.
-	Skipped      []Skipped         `json:"skipped"`
-	SkippedCount int               `json:"skippedCount"`
-	Template     *Template         `json:"template,omitempty"`
-	Gates        []Gate            `json:"gates"`
-	Calls        Calls             `json:"calls"`
-	Trial        *Trial            `json:"trial,omitempty"`
-	GC           *GC               `json:"gc,omitempty"`
-	Timeouts     map[string]string `json:"timeouts"`
+	Skipped      []cnireload.SkippedFile `json:"skipped"`
+	SkippedCount int                     `json:"skippedCount"`
+	Template     *Template               `json:"template,omitempty"`
+	Gates        []cnireload.GateState   `json:"gates"`
+	Calls        Calls                   `json:"calls"`
+	Trial        *cnireload.Trial        `json:"trial,omitempty"`
+	GC           *GC                     `json:"gc,omitempty"`
+	Timeouts     map[string]string       `json:"timeouts"`
 }
 
-// Watch says how changes on disk are noticed, and why not better.
-type Watch struct {
-	State string `json:"state"`
-	Cause string `json:"cause,omitempty"`
-}
-
-// Network is a list in use. File is empty for loopback.
+// Network is a list in use.
 type Network struct {
-	Name       string   `json:"name"`
-	CNIVersion string   `json:"cniVersion"`
-	Interface  string   `json:"interface"`
-	File       string   `json:"file"`
-	SHA256     string   `json:"sha256,omitempty"`
-	Stale      bool     `json:"stale"`
-	DropIns    []DropIn `json:"dropIns,omitempty"`
-	Plugins    []Plugin `json:"plugins"`
-}
-
-// DropIn is a file that adds a plugin to a list.
-type DropIn struct {
-	File   string `json:"file"`
-	SHA256 string `json:"sha256"`
+	cnireload.NetworkState
+	Stale   bool                    `json:"stale"`
+	DropIns []cnireload.DropInState `json:"dropIns,omitempty"` // here for the order
+	Plugins []Plugin                `json:"plugins"`
 }
 
 // Plugin is an executable that a list names. Status is "ok" or says in a word
-// what Problem says in full. Counts tells whether readiness depends on it.
+// what Problem says in full.
 type Plugin struct {
-	Role              string   `json:"role"`
-	Type              string   `json:"type"`
-	Counts            bool     `json:"counts"`
-	Path              string   `json:"path"`
-	SupportedVersions []string `json:"supportedVersions,omitempty"`
-	Status            string   `json:"status"`
-	StatusVerb        string   `json:"statusVerb,omitempty"`
-	Problem           string   `json:"problem,omitempty"`
-}
-
-// Skipped is a file that is not in use.
-type Skipped struct {
-	File   string `json:"file"`
-	Reason string `json:"reason"`
+	cnireload.PluginState
+	Status     string `json:"status"`
+	StatusVerb string `json:"statusVerb,omitempty"` // here for the order
+	Problem    string `json:"problem,omitempty"`
 }
 
 // Template is the conf_template and what became of it.
 type Template struct {
-	Path  string   `json:"path"`
-	File  string   `json:"file"`
-	CIDRs []string `json:"cidrs"`
-	State string   `json:"state"`
-	Error string   `json:"error,omitempty"`
+	cnireload.TemplateState
+	Error string `json:"error,omitempty"`
 }
 
-// Gate is a condition that a plugin's own code needs. Key is the configuration
-// key that Target comes from, empty where it is compiled into the plugin.
-type Gate struct {
-	Plugin string    `json:"plugin,omitempty"`
-	Kind   string    `json:"kind"`
-	Target string    `json:"target"`
-	Key    string    `json:"key,omitempty"`
-	Mode   string    `json:"mode"`
-	Ops    []string  `json:"ops"`
-	Open   bool      `json:"open"`
-	Since  time.Time `json:"since"`
-	Cause  string    `json:"cause,omitempty"`
+// GC is how the last GC went.
+type GC struct {
+	cnireload.Sweep
+	Error string `json:"error,omitempty"`
 }
 
 // Calls is what plugins are at, and what is still to be asked of them. Each list
 // has its oldest entries, and no more than maxEntries.
 type Calls struct {
-	InFlight   []Process     `json:"inFlight"`
-	Abandoned  []Process     `json:"abandoned"`
-	LeftOver   []Process     `json:"leftOver"`
-	Tombstones []OwedRemoval `json:"tombstones"`
+	InFlight   []Process               `json:"inFlight"`
+	Abandoned  []Process               `json:"abandoned"`
+	LeftOver   []Process               `json:"leftOver"`
+	Tombstones []cnireload.OwedRemoval `json:"tombstones"`
 	// Counts has the length of each list before it was cut.
 	Counts map[string]int `json:"counts"`
 }
 
 // Process is a process of a plugin that has not ended.
 type Process struct {
-	Plugin  string    `json:"plugin"`
-	Verb    string    `json:"verb"`
-	Sandbox string    `json:"sandbox,omitempty"`
-	PID     int       `json:"pid"`
-	Since   time.Time `json:"since"`
-	Age     string    `json:"age"`
-}
-
-// OwedRemoval is the removal of a pod that has to be done later.
-type OwedRemoval struct {
-	Sandbox  string    `json:"sandbox"`
-	Networks []string  `json:"networks"`
-	Since    time.Time `json:"since"`
-	Cause    string    `json:"cause"`
-	Attempts int       `json:"attempts"`
-}
-
-// Trial says that many pods have failed, so that one of them is tried at a time.
-type Trial struct {
-	Failures int       `json:"failures"` // pods whose last attempt has failed
-	Since    time.Time `json:"since"`    // when these were ten
-	Held     int       `json:"held"`     // pods that wait for their turn
-	Cause    string    `json:"cause"`
-}
-
-// GC is how the last GC went.
-type GC struct {
-	At    time.Time `json:"at"`
-	Stale int       `json:"stale"`
-	Error string    `json:"error,omitempty"`
+	cnireload.Process
+	Age string `json:"age"`
 }
 
 // maxEntries bounds each list of Calls, and Skipped: a report is a gRPC message.
 const maxEntries = 64
 
-// calls describes the plugins' processes and the removals that are owed.
-func calls(w work) Calls {
-	c := Calls{InFlight: []Process{}, Abandoned: []Process{}, LeftOver: []Process{}, Tombstones: []OwedRemoval{},
-		Counts: make(map[string]int)}
-	lists := map[cnireload.ProcessState]struct {
-		name string
-		list *[]Process
-	}{
-		cnireload.ProcessRunning:   {"inFlight", &c.InFlight},
-		cnireload.ProcessAbandoned: {"abandoned", &c.Abandoned},
-		cnireload.ProcessLeftOver:  {"leftOver", &c.LeftOver},
-	}
-	for _, l := range lists {
-		c.Counts[l.name] = 0
-	}
-	for _, p := range w.processes {
-		l := lists[p.State]
-		c.Counts[l.name]++
-		if len(*l.list) < maxEntries {
-			*l.list = append(*l.list, Process{Plugin: printable(p.Plugin), Verb: p.Verb, Sandbox: printable(p.ID), PID: p.PID,
-				Since: p.Since, Age: time.Since(p.Since).Round(time.Millisecond).String()})
-		}
-	}
-	c.Counts["tombstones"] = len(w.owed)
-	for _, t := range w.owed[:min(len(w.owed), maxEntries)] {
-		networks := []string{}
-		for _, name := range t.Networks {
-			networks = append(networks, printable(name))
-		}
-		c.Tombstones = append(c.Tombstones, OwedRemoval{Sandbox: printable(t.ID), Networks: networks, Since: t.Since,
-			Cause: printable(t.Cause), Attempts: t.Attempts})
-	}
-	return c
+// first returns no more than max entries of a list, and never null in JSON.
+func first[T any](list []T, max int) []T {
+	return append([]T{}, list[:min(len(list), max)]...)
 }
 
-// report describes the network.
+// calls describes the plugins' processes and the removals that are owed.
+func calls(w work) Calls {
+	byState := make(map[cnireload.ProcessState][]Process)
+	for _, p := range w.processes {
+		age := time.Since(p.Since).Round(time.Millisecond).String()
+		byState[p.State] = append(byState[p.State], Process{Process: p, Age: age})
+	}
+	running, abandoned, leftOver := byState[cnireload.ProcessRunning], byState[cnireload.ProcessAbandoned], byState[cnireload.ProcessLeftOver]
+	return Calls{
+		InFlight: first(running, maxEntries), Abandoned: first(abandoned, maxEntries), LeftOver: first(leftOver, maxEntries),
+		Tombstones: first(w.owed, maxEntries),
+		Counts:     map[string]int{"inFlight": len(running), "abandoned": len(abandoned), "leftOver": len(leftOver), "tombstones": len(w.owed)},
+	}
+}
+
+// report describes the network. Its texts are as they came.
 func (l look) report() Report {
 	s, w := l.snapshot, l.work()
 	r := Report{
-		Version:    Version(),
-		Ready:      s.Ready(),
-		Generation: s.Generation,
-		ConfDir:    s.ConfDir,
-		Watch:      Watch{State: string(s.Watch.Mode), Cause: printable(s.Watch.Cause)},
-		Networks:   []Network{},
-		Skipped:    []Skipped{},
-		Gates:      []Gate{},
-		Calls:      calls(w),
-		Timeouts:   timeouts(),
+		Version:      Version(),
+		Ready:        s.Ready(),
+		Generation:   s.Generation,
+		LastError:    text(s.LoadError),
+		ConfDir:      s.ConfDir,
+		Watch:        s.Watch,
+		Networks:     []Network{},
+		Skipped:      first(s.Skipped, maxEntries),
+		SkippedCount: len(s.Skipped),
+		Gates:        first(s.Gates, len(s.Gates)),
+		Calls:        calls(w),
+		Trial:        w.trial,
+		Timeouts:     timeouts(),
 	}
-	if t := w.trial; t != nil {
-		r.Trial = &Trial{Failures: t.Failures, Since: t.Since, Held: t.Held, Cause: printable(t.Cause)}
-	}
-	if sweep := w.sweep; sweep != nil {
-		r.GC = &GC{At: sweep.At, Stale: sweep.Stale}
-		if sweep.Err != nil {
-			r.GC.Error = printable(sweep.Err.Error())
-		}
+	if w.sweep != nil {
+		r.GC = &GC{*w.sweep, text(w.sweep.Err)}
 	}
 	if l.err != nil {
 		r.Reason, r.Message = ReasonNotReady, message(l.err)
@@ -339,72 +259,61 @@ func (l look) report() Report {
 	if !s.LoadedAt.IsZero() {
 		r.LoadedAt = &s.LoadedAt
 	}
-	if s.LoadError != nil {
-		r.LastError = printable(s.LoadError.Error())
-	}
 	for _, n := range s.Networks {
-		r.Networks = append(r.Networks, describe(n))
-		if n.StaleError == nil {
+		d := Network{NetworkState: n, Stale: n.StaleError != nil, DropIns: n.DropIns, Plugins: []Plugin{}}
+		for _, p := range n.Plugins {
+			d.Plugins = append(d.Plugins, Plugin{p, word(p), p.Status, text(p.Problem)})
+		}
+		r.Networks = append(r.Networks, d)
+		if !d.Stale {
 			continue
 		}
 		if !r.Stale || n.StaleSince.Before(*r.StaleSince) {
 			r.StaleSince = &n.StaleSince
-			r.LastError = printable(fmt.Sprintf("%s %v; its last good content stays in use", n.File, n.StaleError))
+			r.LastError = fmt.Sprintf("%s %v; its last good content stays in use", n.File, n.StaleError)
 		}
 		r.Stale = true
 	}
-	r.SkippedCount = len(s.Skipped)
-	for _, f := range s.Skipped[:min(len(s.Skipped), maxEntries)] {
-		r.Skipped = append(r.Skipped, Skipped{File: printable(f.File), Reason: printable(f.Reason)})
-	}
-	for _, g := range s.Gates {
-		r.Gates = append(r.Gates, Gate{Plugin: printable(g.Plugin), Kind: g.Kind, Target: printable(g.Target), Key: g.Key,
-			Mode: string(g.Mode), Ops: g.Ops, Open: g.Open, Since: g.Since, Cause: printable(g.Cause)})
-	}
-	if t := s.Template; t != nil {
-		r.Template = &Template{Path: t.Path, File: t.File, CIDRs: append([]string{}, t.CIDRs...), State: printable(t.State)}
-		if t.Err != nil {
-			r.Template.Error = printable(t.Err.Error())
-		}
+	if s.Template != nil {
+		r.Template = &Template{*s.Template, text(s.Template.Err)}
+		r.Template.CIDRs = first(s.Template.CIDRs, len(s.Template.CIDRs))
 	}
 	return r
 }
 
-func describe(n cnireload.NetworkState) Network {
-	d := Network{
-		Name:       n.Name,
-		CNIVersion: n.CNIVersion,
-		Interface:  n.Interface,
-		File:       printable(n.File),
-		SHA256:     n.SHA256,
-		Stale:      n.StaleError != nil,
-		Plugins:    []Plugin{},
+// word says in a word whether a plugin can be used.
+func word(p cnireload.PluginState) string {
+	switch {
+	case p.Problem == nil:
+		return "ok"
+	case p.Path == "":
+		return "missing"
+	default:
+		return "unusable"
 	}
-	for _, f := range n.DropIns {
-		d.DropIns = append(d.DropIns, DropIn{File: printable(f.Path), SHA256: f.SHA256})
+}
+
+// text returns the text of an error that may be nil.
+func text(err error) string {
+	if err == nil {
+		return ""
 	}
-	for _, p := range n.Plugins {
-		plugin := Plugin{
-			Role:       string(p.Role),
-			Type:       printable(p.Type),
-			Counts:     p.Counts,
-			Path:       p.Path,
-			Status:     "ok",
-			StatusVerb: p.Status,
-		}
-		for _, v := range p.Versions {
-			plugin.SupportedVersions = append(plugin.SupportedVersions, printable(v))
-		}
-		switch {
-		case p.Problem == nil:
-		case p.Path == "":
-			plugin.Status, plugin.Problem = "missing", printable(p.Problem.Error())
-		default:
-			plugin.Status, plugin.Problem = "unusable", printable(p.Problem.Error())
-		}
-		d.Plugins = append(d.Plugins, plugin)
-	}
-	return d
+	return err.Error()
+}
+
+// jsonString matches a string in JSON.
+var jsonString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
+// encode returns a report as JSON, with every text in it printable.
+func encode(r Report) ([]byte, error) {
+	b, err := json.Marshal(r)
+	return jsonString.ReplaceAllFunc(b, func(quoted []byte) []byte {
+		var s string
+		// Neither fails: it is a string that json.Marshal has made.
+		_ = json.Unmarshal(quoted, &s)
+		quoted, _ = json.Marshal(printable(s))
+		return quoted
+	}), err
 }
 
 func timeouts() map[string]string {

@@ -180,7 +180,7 @@ func TestNothingContradicts(t *testing.T) {
 				checkText(t, n.File)
 				for _, p := range n.Plugins {
 					checkText(t, p.Problem)
-					for _, version := range p.SupportedVersions {
+					for _, version := range p.Versions {
 						checkText(t, version)
 					}
 					if (p.Status == "ok") != (p.Problem == "") {
@@ -243,10 +243,23 @@ func checkText(t testing.TB, s string) {
 	}
 }
 
+// shown is the report as it is shown.
+func shown(t *testing.T, l look) (r Report) {
+	t.Helper()
+	b, err := encode(l.report())
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 func TestReport(t *testing.T) {
 	k := kinds()
 	report := func(s *cnireload.Snapshot) Report {
-		return view(map[string]*cnireload.Snapshot{"d": s}, "d").networks["d"].report()
+		return shown(t, view(map[string]*cnireload.Snapshot{"d": s}, "d").networks["d"])
 	}
 
 	r := report(k["stale and not ready"])
@@ -262,8 +275,8 @@ func TestReport(t *testing.T) {
 
 	r = report(k["plugin missing"])
 	want := []Plugin{
-		{Role: "plugin", Type: "fakenet", Counts: true, Path: "/opt/cni/bin/fakenet", SupportedVersions: []string{"1.0.0"}, Status: "ok", StatusVerb: "ok"},
-		{Role: "plugin", Type: "portmap", Counts: true, Status: "missing", Problem: `plugin "portmap" not found in /opt/cni/bin`},
+		{PluginState: cnireload.PluginState{Role: "plugin", Type: "fakenet", Counts: true, Path: "/opt/cni/bin/fakenet", Versions: []string{"1.0.0"}}, Status: "ok", StatusVerb: "ok"},
+		{PluginState: cnireload.PluginState{Role: "plugin", Type: "portmap", Counts: true}, Status: "missing", Problem: `plugin "portmap" not found in /opt/cni/bin`},
 	}
 	if !reflect.DeepEqual(r.Networks[1].Plugins, want) {
 		t.Errorf("%+v", r.Networks[1].Plugins)
@@ -277,16 +290,16 @@ func TestReport(t *testing.T) {
 	if p := report(k["status not ready"]).Networks[1].Plugins[0]; p.Status != "unusable" || p.StatusVerb != "not ready" {
 		t.Errorf("%+v", p)
 	}
-	if d := report(k["drop-ins"]).Networks[1].DropIns; !reflect.DeepEqual(d, []DropIn{{"/etc/cni/net.d/c10/1.conf", "def"}}) {
+	if d := report(k["drop-ins"]).Networks[1].DropIns; !reflect.DeepEqual(d, []cnireload.DropInState{{Path: "/etc/cni/net.d/c10/1.conf", SHA256: "def"}}) {
 		t.Errorf("%+v", d)
 	}
-	if w := report(k["directory missing"]).Watch; w.State != "waiting for directory" || w.Cause == "" {
+	if w := report(k["directory missing"]).Watch; w.Mode != "waiting for directory" || w.Cause == "" {
 		t.Errorf("%+v", w)
 	}
 	if r := report(k["loading"]); r.LoadedAt != nil || r.Generation != 0 {
 		t.Errorf("%+v", r)
 	}
-	if tm := report(k["template failed"]).Template; !reflect.DeepEqual(tm, &Template{"/t", "/f", []string{"10.1.0.0/24"}, "failed", "cannot be parsed"}) {
+	if tm := report(k["template failed"]).Template; !reflect.DeepEqual(tm, &Template{cnireload.TemplateState{Path: "/t", File: "/f", CIDRs: []string{"10.1.0.0/24"}, State: "failed"}, "cannot be parsed"}) {
 		t.Errorf("%+v", tm)
 	}
 	if tm := report(k["template waiting"]).Template; tm.CIDRs == nil {
@@ -307,7 +320,7 @@ func TestReportKeys(t *testing.T) {
 	s := kinds()["template failed"]
 	s.Networks[1].StaleError = errors.New("x")
 	s.Cause = errors.New("y")
-	b, err := json.Marshal(view(map[string]*cnireload.Snapshot{"d": s}, "d").networks["d"].report())
+	b, err := encode(view(map[string]*cnireload.Snapshot{"d": s}, "d").networks["d"].report())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -508,7 +521,7 @@ func TestCalls(t *testing.T) {
 		return w
 	}
 	v.networks["default"] = l
-	r := l.report()
+	r := shown(t, l)
 	c := r.Calls
 	if len(c.InFlight) != maxEntries || len(c.Abandoned) != maxEntries || len(c.LeftOver) != 1 || len(c.Tombstones) != maxEntries {
 		t.Errorf("%d in flight, %d abandoned, %d left over, %d tombstones",
@@ -518,7 +531,7 @@ func TestCalls(t *testing.T) {
 	if !reflect.DeepEqual(c.Counts, want) {
 		t.Errorf("counts %v, want %v", c.Counts, want)
 	}
-	if p := c.InFlight[0]; p.Plugin != "ptp" || p.Verb != "ADD" || p.Sandbox != "pod-0" || p.PID != 100 || !strings.HasPrefix(p.Age, "1m0") {
+	if p := c.InFlight[0]; p.Plugin != "ptp" || p.Verb != "ADD" || p.ID != "pod-0" || p.PID != 100 || !strings.HasPrefix(p.Age, "1m0") {
 		t.Errorf("in flight is %+v", p)
 	}
 	if r.GC == nil || !r.GC.At.Equal(at) || r.GC.Stale != 2 {
@@ -527,7 +540,7 @@ func TestCalls(t *testing.T) {
 	if r.Trial == nil || r.Trial.Failures != 12 || !r.Trial.Since.Equal(at) || r.Trial.Held != 3 {
 		t.Errorf("trial is %+v", r.Trial)
 	}
-	for _, text := range []string{r.Trial.Cause, c.LeftOver[0].Plugin, c.LeftOver[0].Sandbox, c.Tombstones[0].Sandbox, c.Tombstones[0].Networks[0], c.Tombstones[0].Cause, r.GC.Error} {
+	for _, text := range []string{r.Trial.Cause, c.LeftOver[0].Plugin, c.LeftOver[0].ID, c.Tombstones[0].ID, c.Tombstones[0].Networks[0], c.Tombstones[0].Cause, r.GC.Error} {
 		if text == "" || len(text) > 1024 || strings.ContainsFunc(text, unicode.IsControl) || !utf8.ValidString(text) {
 			t.Errorf("%q", text)
 		}

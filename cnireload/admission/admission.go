@@ -63,10 +63,10 @@ func New() *Limit {
 
 // State says that pods which have failed wait for a place.
 type State struct {
-	Failures int       // pods whose last attempt has failed
-	Since    time.Time // when these were Many
-	Held     int       // pods that wait
-	Cause    string    // of the last failure
+	Failures int       `json:"failures"` // pods whose last attempt has failed
+	Since    time.Time `json:"since"`    // when these were Many
+	Held     int       `json:"held"`     // pods that wait
+	Cause    string    `json:"cause"`    // of the last failure
 }
 
 // State returns nil unless many pods have failed with the lists of that generation.

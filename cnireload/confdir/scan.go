@@ -45,8 +45,8 @@ const (
 // DropIn is a plugin configuration from <conf dir>/<network name>/*.conf
 // (CNI spec 1.1, section 1, loadOnlyInlinedPlugins).
 type DropIn struct {
-	Path   string
-	SHA256 string
+	Path   string `json:"file"`
+	SHA256 string `json:"sha256"`
 }
 
 // File is a parsed configuration file. It is not changed after it was made.

@@ -37,11 +37,11 @@ const RenderedFile = "10-containerd-net.conflist"
 
 // State describes the template and what became of it.
 type State struct {
-	Path  string
-	File  string   // what it is rendered to
-	CIDRs []string // those it was last rendered with
-	State string
-	Err   error // why the last attempt failed; nil otherwise
+	Path  string   `json:"path"`
+	File  string   `json:"file"`  // what it is rendered to
+	CIDRs []string `json:"cidrs"` // those it was last rendered with
+	State string   `json:"state"`
+	Err   error    `json:"-"` // why the last attempt failed; nil otherwise
 }
 
 // data is what a template can refer to. The names are containerd's

@@ -48,11 +48,11 @@ const (
 
 // Result is how a GC went.
 type Result struct {
-	At time.Time
+	At time.Time `json:"at"`
 	// Stale counts the attachments that were found to belong to no pod.
-	Stale int
+	Stale int `json:"stale"`
 	// Err is what did not work; nil if all did.
-	Err error
+	Err error `json:"-"`
 }
 
 // Network is a list in use that GC runs for.

@@ -75,14 +75,14 @@ type Network struct {
 
 // Summary describes a removal that is owed.
 type Summary struct {
-	ID       string
-	Networks []string // names
+	ID       string   `json:"sandbox"`
+	Networks []string `json:"networks"` // names; not nil
 	// Since is when the removal was stored.
-	Since time.Time
+	Since time.Time `json:"since"`
 	// Cause is why the removal failed the last time.
-	Cause string
+	Cause string `json:"cause"`
 	// Attempts counts the tries since, in this process.
-	Attempts int
+	Attempts int `json:"attempts"`
 }
 
 // Store is what one network owes. Open makes one.
@@ -207,7 +207,7 @@ func (s *Store) List() []Summary {
 	defer s.mu.Unlock()
 	var list []Summary
 	for _, r := range s.removals {
-		d := Summary{ID: r.ID, Since: r.Since, Cause: r.cause, Attempts: r.attempts}
+		d := Summary{ID: r.ID, Networks: []string{}, Since: r.Since, Cause: r.cause, Attempts: r.attempts}
 		for _, o := range r.Networks {
 			var conf struct {
 				Name string `json:"name"`

@@ -29,12 +29,12 @@ const (
 
 // Process is a process of a plugin that has not ended.
 type Process struct {
-	Plugin string // name of the executable
-	Verb   string // as in CNI_COMMAND
-	ID     string // as in CNI_CONTAINERID; empty for verbs without one
-	PID    int
-	Since  time.Time
-	State  ProcessState
+	Plugin string       `json:"plugin"`            // name of the executable
+	Verb   string       `json:"verb"`              // as in CNI_COMMAND
+	ID     string       `json:"sandbox,omitempty"` // as in CNI_CONTAINERID; empty for verbs without one
+	PID    int          `json:"pid"`
+	Since  time.Time    `json:"since"`
+	State  ProcessState `json:"-"` // a report has a list for each
 }
 
 // leftOverCheck is how often processes that were found are looked at.
