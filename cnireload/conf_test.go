@@ -21,6 +21,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/internal/diskfile"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 const good = `{"cniVersion":"1.0.0","name":"good","plugins":[{"type":"fakenet"}]}`
@@ -99,7 +100,7 @@ func TestSkippedFiles(t *testing.T) {
 			n := d.network()
 			// Alone it is the cause.
 			err := n.Load()
-			if wrong := missingWords(err, append(tt.words, tt.file, "no usable network config in "+d.conf)); wrong != "" {
+			if wrong := testenv.MissingWords(err, append(tt.words, tt.file, "no usable network config in "+d.conf)); wrong != "" {
 				t.Errorf("alone: %s", wrong)
 			}
 			if err := n.Status(); !IsCNINotInitialized(err) {
@@ -113,7 +114,7 @@ func TestSkippedFiles(t *testing.T) {
 			if got := inUse(s); len(got) != 1 || got["10-good.conflist"] != "eth0" {
 				t.Errorf("in use are %v", got)
 			}
-			if wrong := missingWords(fmt.Errorf("%s", reasons(s)[tt.file]), tt.words); wrong != "" {
+			if wrong := testenv.MissingWords(fmt.Errorf("%s", reasons(s)[tt.file]), tt.words); wrong != "" {
 				t.Error(wrong)
 			}
 			if !s.Ready() {
@@ -154,7 +155,7 @@ func TestUnreadableFile(t *testing.T) {
 		t.Skip("root can read every file")
 	}
 	c := diskfile.Read(path, time.Now(), confdir.MaxSize)
-	if wrong := missingWords(c.Err, []string{"cannot be read", "permission denied"}); wrong != "" {
+	if wrong := testenv.MissingWords(c.Err, []string{"cannot be read", "permission denied"}); wrong != "" {
 		t.Error(wrong)
 	}
 }
@@ -210,12 +211,12 @@ func TestBadDropIns(t *testing.T) {
 			if l := s.Networks[0]; len(l.Plugins) != 2 || !s.Ready() {
 				t.Errorf("ready %v, %+v", s.Ready(), l)
 			}
-			if wrong := missingWords(s.Networks[0].StaleError, append(tt.words, bad)); wrong != "" {
+			if wrong := testenv.MissingWords(s.Networks[0].StaleError, append(tt.words, bad)); wrong != "" {
 				t.Error(wrong)
 			}
 			// To one that comes new it is no list.
 			n = d.network()
-			if wrong := missingWords(n.Load(), append(tt.words, bad, "10-a.conflist")); wrong != "" {
+			if wrong := testenv.MissingWords(n.Load(), append(tt.words, bad, "10-a.conflist")); wrong != "" {
 				t.Error(wrong)
 			}
 			d.remove("a")
@@ -445,14 +446,14 @@ func TestTooFewNetworks(t *testing.T) {
 	d.install("fakenet")
 	d.write("a.conflist", good)
 	n := d.network(WithMinNetworkCount(2))
-	if wrong := missingWords(n.Load(), []string{"1 of the 2 networks that are needed"}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Load(), []string{"1 of the 2 networks that are needed"}); wrong != "" {
 		t.Error(wrong)
 	}
-	if wrong := missingWords(n.Status(), []string{"cni plugin not initialized: 1 of the 2"}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Status(), []string{"cni plugin not initialized: 1 of the 2"}); wrong != "" {
 		t.Error(wrong)
 	}
 	n = d.network(WithPluginConfDir(""))
-	if wrong := missingWords(n.Load(), []string{"no cni conf dir is configured"}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Load(), []string{"no cni conf dir is configured"}); wrong != "" {
 		t.Error(wrong)
 	}
 }
@@ -475,7 +476,7 @@ func TestLongTextsInFiles(t *testing.T) {
 			lines := recordLog(n)
 			_ = n.Load()
 			err := n.Status()
-			if wrong := missingWords(err, []string{"10-a.conflist"}); wrong != "" {
+			if wrong := testenv.MissingWords(err, []string{"10-a.conflist"}); wrong != "" {
 				t.Errorf("%.200s", wrong)
 			}
 			for _, s := range append(lines.take(), err.Error()) {
@@ -509,7 +510,7 @@ func TestOddFileNames(t *testing.T) {
 			n = d.network()
 			_ = n.Load()
 			text := n.Status().Error()
-			if wrong := missingWords(n.Status(), []string{"cni plugin not initialized", "7.7.7"}); wrong != "" {
+			if wrong := testenv.MissingWords(n.Status(), []string{"cni plugin not initialized", "7.7.7"}); wrong != "" {
 				t.Error(wrong)
 			}
 			if i := strings.IndexFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 || !utf8.ValidString(text) {
@@ -553,7 +554,7 @@ func TestUnreadableDirectory(t *testing.T) {
 		t.Errorf("%v, %+v", s.Err(), s.Networks)
 	}
 	n = d.network()
-	if wrong := missingWords(n.Load(), []string{"conf dir " + d.conf + " cannot be read", "not a directory"}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Load(), []string{"conf dir " + d.conf + " cannot be read", "not a directory"}); wrong != "" {
 		t.Error(wrong)
 	}
 }

@@ -16,23 +16,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
-
-// memory is a new folder, in memory where that can be had: most of what an input
-// costs is files made and removed.
-func memory(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "cnireload-fuzz-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
 
 // FuzzScan puts any bytes into a file of each kind and into a drop-in. Looking at
 // them must never fail, and what it lets through libcni must let through as well
@@ -54,7 +39,7 @@ func FuzzScan(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		dir := memory(t)
+		dir := testenv.Memory(t)
 		conf := filepath.Join(dir, "net.d")
 		if err := os.MkdirAll(filepath.Join(conf, "drop"), 0o755); err != nil {
 			t.Fatal(err)

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/cnireload/rules"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 func TestGateModes(t *testing.T) {
@@ -76,7 +76,7 @@ func TestInvalidGateOptions(t *testing.T) {
 		{WithReadyWait("30"), []string{`invalid ready_wait = "30"`, `"30s"`}},
 		{WithReadyWait("-1s"), []string{`invalid ready_wait = "-1s"`, `"0s" not to wait`}},
 	} {
-		if _, err := New(tt.opt); missingWords(err, tt.words) != "" {
+		if _, err := New(tt.opt); testenv.MissingWords(err, tt.words) != "" {
 			t.Errorf("%v", err)
 		}
 	}
@@ -85,21 +85,6 @@ func TestInvalidGateOptions(t *testing.T) {
 			t.Errorf("ready_wait = %q: %s, %v", wait, c.readyWait, err)
 		}
 	}
-}
-
-// listen accepts connections at address until the test ends, or until stop.
-func listen(t testing.TB, network, address string) (l net.Listener, stop func()) {
-	t.Helper()
-	l, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // as after a crash
-	}
-	stop = func() { _ = l.Close() }
-	t.Cleanup(stop)
-	return l, stop
 }
 
 const goodFlannel = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
@@ -287,7 +272,7 @@ func TestGateEffects(t *testing.T) {
 			d.must(n.Load())
 			if tt.words == nil {
 				d.must(n.Status())
-			} else if wrong := missingWords(n.Status(), tt.words); wrong != "" {
+			} else if wrong := testenv.MissingWords(n.Status(), tt.words); wrong != "" {
 				t.Error(wrong)
 			}
 			if got := len(n.Snapshot().Gates); got != tt.gates {
@@ -306,14 +291,14 @@ func TestSocketGateOpens(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "multus.sock")
 	d.install("multus-shim")
-	_, stop := listen(t, "unix", socket)
+	_, stop := testenv.Listen(t, "unix", socket)
 	stop()
 	d.write("10-a.conflist", conflist("1.0.0", "a", fmt.Sprintf(`{"type":"multus-shim","daemonSocketDir":%q}`, dir)))
 	n := d.started()
 	becomesUnready(t, n, socket+" (daemonSocketDir), which does not accept connections: connect: connection refused, since ")
 	d.must(os.Remove(socket))
 	becomesUnready(t, n, socket+" (daemonSocketDir), which does not exist, since ")
-	_, stop = listen(t, "unix", socket)
+	_, stop = testenv.Listen(t, "unix", socket)
 	becomesReady(t, n)
 	stop()
 	stays(t, 3*n.pace.gate, func() string { return errorText(n.Status()) })
@@ -332,7 +317,7 @@ func TestGatePace(t *testing.T) {
 		d.fakeTime(n, answersVersions)
 		n.Start()
 		closed := n.Snapshot()
-		if wrong := missingWords(closed.Err(), []string{"nodename"}); wrong != "" {
+		if wrong := testenv.MissingWords(closed.Err(), []string{"nodename"}); wrong != "" {
 			t.Fatal(wrong)
 		}
 		time.Sleep(10 * time.Minute)
@@ -676,7 +661,7 @@ func TestCallsAreCounted(t *testing.T) {
 	_, _ = n.Setup(ctx, "c", "/ns")
 	cancel()
 	check("ADD", "timeout", 1)
-	setBound(t, "ADD", 50*time.Millisecond)
+	testenv.SetBound(t, "ADD", 50*time.Millisecond)
 	_, _ = n.Setup(t.Context(), "c", "/ns")
 	check("ADD", "timeout", 2)
 	ctx, cancel = context.WithCancel(t.Context())

@@ -21,6 +21,7 @@ const module = "github.com/cnireload/cnireload/"
 var mayImport = map[string][]string{
 	"internal/diskfile":      nil,
 	"internal/oneline":       nil,
+	"internal/testenv":       nil,
 	"internal/watchstub":     nil,
 	"groupcommit":            nil,
 	"cnireload/admission":    nil,

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // leave starts a plugin that no runtime waits for, as a killed one leaves it.
@@ -24,7 +26,7 @@ func (d *node) leave(typ, verb, id string) (pid int) {
 	cmd := exec.Command("setsid", "-f", path)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_PATH=" + d.bin}
 	d.must(cmd.Run())
-	pid = readPid(d.t.(*testing.T), pids)
+	pid = testenv.ReadPID(d.t, within, pids)
 	d.t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
 	return pid
 }
@@ -41,7 +43,7 @@ func processesOf(n *Network, state ProcessState) []string {
 
 // A plugin that a killed containerd left may hold a lock for ever.
 func TestLeftOverIsFoundAndEnded(t *testing.T) {
-	setBound(t, "DEL", 3*time.Second)
+	testenv.SetBound(t, "DEL", 3*time.Second)
 	d := newNode(t)
 	id, stranger := fmt.Sprintf("pod-%d", time.Now().UnixNano()), fmt.Sprintf("stranger-%d", time.Now().UnixNano())
 	mine, other := d.leave("locker", "DEL", id), d.leave("strange", "DEL", stranger)
@@ -52,22 +54,22 @@ func TestLeftOverIsFoundAndEnded(t *testing.T) {
 		}
 		return ""
 	})
-	if !alive(mine) {
+	if !testenv.Alive(mine) {
 		t.Error("ended before its bound")
 	}
 	if since := n.Processes()[0].Since; time.Since(since) > time.Minute || time.Until(since) > time.Second {
 		t.Errorf("runs since %s", since)
 	}
 	eventually(t, func() string {
-		if alive(mine) || len(n.Processes()) > 0 {
-			return fmt.Sprintf("alive %t, %v", alive(mine), n.Processes())
+		if testenv.Alive(mine) || len(n.Processes()) > 0 {
+			return fmt.Sprintf("alive %t, %v", testenv.Alive(mine), n.Processes())
 		}
 		return ""
 	})
-	if !alive(other) {
+	if !testenv.Alive(other) {
 		t.Error("a plugin that belongs to somebody else was ended")
 	}
-	if child := readPid(t, filepath.Join(d.log, "child-DEL-"+id)); alive(child) {
+	if child := testenv.ReadPID(t, within, filepath.Join(d.log, "child-DEL-"+id)); testenv.Alive(child) {
 		t.Errorf("its child %d still runs", child)
 	}
 }
@@ -75,7 +77,7 @@ func TestLeftOverIsFoundAndEnded(t *testing.T) {
 // A verb without a pod says nothing of whose it is: its executable does, if its
 // parent has gone.
 func TestLeftOverWithoutAPod(t *testing.T) {
-	setBound(t, "STATUS", 3*time.Second)
+	testenv.SetBound(t, "STATUS", 3*time.Second)
 	d, other := newNode(t), newNode(t)
 	mine, others := d.leave("asked", "STATUS", ""), other.leave("asked", "STATUS", "")
 	n := d.started(exists())
@@ -86,12 +88,12 @@ func TestLeftOverWithoutAPod(t *testing.T) {
 		return ""
 	})
 	eventually(t, func() string {
-		if alive(mine) {
+		if testenv.Alive(mine) {
 			return "still runs"
 		}
 		return ""
 	})
-	if !alive(others) {
+	if !testenv.Alive(others) {
 		t.Error("a plugin of another bin dir was ended")
 	}
 }
@@ -100,7 +102,7 @@ func TestLeftOverWithoutAPod(t *testing.T) {
 // environment. It goes on after a restart, wherever its executable is, and so does
 // what a program runs that is still there.
 func TestHelperOfALivePodIsLeftAlone(t *testing.T) {
-	setBound(t, "ADD", time.Second)
+	testenv.SetBound(t, "ADD", time.Second)
 	d := newNode(t)
 	d.install("fakenet")
 	d.executable("client", `while :; do sleep 1; done`)
@@ -115,7 +117,7 @@ setsid -f sh -c 'echo $$ >%[2]s; exec %[3]s/client --for-pod' </dev/null >/dev/n
 	if _, err := n.Setup(t.Context(), id, "/ns"); err != nil {
 		t.Fatal(err)
 	}
-	pids := []int{readPid(t, elsewhere), readPid(t, ours)}
+	pids := []int{testenv.ReadPID(t, within, elsewhere), testenv.ReadPID(t, within, ours)}
 	d.must(n.Close())
 	// Another runtime's, which waits for it.
 	cmd := exec.Command(d.executable("adder", "exec sleep 300"))
@@ -130,19 +132,19 @@ setsid -f sh -c 'echo $$ >%[2]s; exec %[3]s/client --for-pod' </dev/null >/dev/n
 	left := d.leave("left", "ADD", id)
 	n = d.started(exists(id))
 	eventually(t, func() string {
-		if alive(left) {
+		if testenv.Alive(left) {
 			return "what an earlier containerd left still runs"
 		}
 		return ""
 	})
 	for i, pid := range pids {
-		if !alive(pid) {
+		if !testenv.Alive(pid) {
 			t.Errorf("helper %d was killed", i)
 		}
 	}
 	d.must(n.Remove(context.Background(), id, "/ns"))
 	for i, pid := range pids {
-		if !alive(pid) {
+		if !testenv.Alive(pid) {
 			t.Errorf("helper %d was killed by the removal", i)
 		}
 	}
@@ -169,8 +171,8 @@ func TestRemoveEndsLeftOverFirst(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(d.log, "beside")); err == nil {
 		t.Errorf("DEL ran beside ADD: %s", b)
 	}
-	if alive(pid) || len(n.Processes()) > 0 {
-		t.Errorf("alive %t, %v", alive(pid), n.Processes())
+	if testenv.Alive(pid) || len(n.Processes()) > 0 {
+		t.Errorf("alive %t, %v", testenv.Alive(pid), n.Processes())
 	}
 	if d.count("a", "DEL") != 1 {
 		t.Error("no DEL")
@@ -232,7 +234,7 @@ func TestRunningIsShown(t *testing.T) {
 		}
 		return ""
 	})
-	if p := n.Processes()[0]; !alive(p.PID) || time.Since(p.Since) > time.Minute {
+	if p := n.Processes()[0]; !testenv.Alive(p.PID) || time.Since(p.Since) > time.Minute {
 		t.Errorf("shown is %+v", p)
 	}
 	d.must(os.WriteFile(filepath.Join(d.answers, "go"), nil, 0o644))

@@ -30,6 +30,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/embedded"
 	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 func TestInvalidOptions(t *testing.T) {
@@ -44,7 +46,7 @@ func TestInvalidOptions(t *testing.T) {
 		{WithTemplate("/etc/t", ""), []string{"conf_template /etc/t", "record"}},
 	} {
 		n, err := New(tt.opt)
-		if wrong := missingWords(err, tt.words); wrong != "" || n != nil {
+		if wrong := testenv.MissingWords(err, tt.words); wrong != "" || n != nil {
 			t.Errorf("%s (%v)", wrong, n)
 		}
 	}
@@ -56,13 +58,14 @@ func TestInvalidOptions(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for verb, key := range timeoutKeys {
+	for _, verb := range []string{"ADD", "DEL", "CHECK", "STATUS", "VERSION", "GC"} {
+		key := testenv.BoundKey(verb)
 		if d := timeout.Get(key); d < time.Second*5 {
 			t.Errorf("%s has no default: %s", verb, d)
 		}
 		old := timeout.Get(key)
 		timeout.Set(key, -time.Second)
-		if _, err := New(); missingWords(err, []string{"invalid [timeouts]", key, "-1s"}) != "" {
+		if _, err := New(); testenv.MissingWords(err, []string{"invalid [timeouts]", key, "-1s"}) != "" {
 			t.Errorf("%s = -1s: %v", key, err)
 		}
 		timeout.Set(key, old)
@@ -115,7 +118,7 @@ func TestLoadWithoutStart(t *testing.T) {
 	d.install("fakenet")
 	n := d.network()
 	err := n.Load()
-	if !errors.Is(err, ErrLoad) || !IsCNINotInitialized(err) || missingWords(err, []string{"cni config load failed", "no network config found in " + d.conf}) != "" {
+	if !errors.Is(err, ErrLoad) || !IsCNINotInitialized(err) || testenv.MissingWords(err, []string{"cni config load failed", "no network config found in " + d.conf}) != "" {
 		t.Errorf("empty dir: %v", err)
 	}
 	d.write("10-a.conflist", good)
@@ -188,13 +191,13 @@ func TestCloseEndsProbes(t *testing.T) {
 	n := d.network()
 	loaded := make(chan error, 1)
 	go func() { loaded <- n.Load() }()
-	p := readPid(t, pid)
+	p := testenv.ReadPID(t, within, pid)
 	start := time.Now()
 	d.must(n.Close())
 	if took := time.Since(start); took > 3*time.Second {
 		t.Errorf("Close took %s", took)
 	}
-	if alive(p) {
+	if testenv.Alive(p) {
 		t.Error("the plugin still runs")
 	}
 	if err := <-loaded; !errors.Is(err, ErrClosed) {
@@ -285,13 +288,13 @@ func TestCallsAreBounded(t *testing.T) {
 		"CHECK": func(n *Network) error { return n.Check(t.Context(), "c", "/ns") },
 	} {
 		t.Run(verb, func(t *testing.T) {
-			setBound(t, verb, 200*time.Millisecond)
+			testenv.SetBound(t, verb, 200*time.Millisecond)
 			d.answer("fakenet", verb, reply{sh: "sleep 300 & wait"})
 			n := d.network()
 			d.must(n.Load())
 			start := time.Now()
 			err := run(n)
-			if !errors.Is(err, context.DeadlineExceeded) || missingWords(err, []string{verb + " did not finish within 200ms", timeoutKeys[verb], filepath.Join(d.bin, "fakenet")}) != "" {
+			if !errors.Is(err, context.DeadlineExceeded) || testenv.MissingWords(err, []string{verb + " did not finish within 200ms", testenv.BoundKey(verb), filepath.Join(d.bin, "fakenet")}) != "" {
 				t.Errorf("%v", err)
 			}
 			if took := time.Since(start); took > 5*time.Second {
@@ -594,7 +597,7 @@ func TestCloseIsBounded(t *testing.T) {
 		n.Start()
 		start := time.Now()
 		err := n.Close()
-		if wrong := missingWords(err, []string{d.conf, "has not ended after 5s"}); wrong != "" {
+		if wrong := testenv.MissingWords(err, []string{d.conf, "has not ended after 5s"}); wrong != "" {
 			t.Error(wrong)
 		}
 		if took := time.Since(start); took != closeBound {

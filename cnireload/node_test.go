@@ -13,11 +13,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cnireload/cnireload/cnireload/gc"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // node is a node's directories, with fake plugins that log every call and answer
@@ -75,15 +75,7 @@ func (d *node) write(name, content string) string {
 func (d *node) replace(path, content string, mode os.FileMode) {
 	d.t.Helper()
 	d.must(os.MkdirAll(filepath.Dir(path), 0o755))
-	tmp := filepath.Join(d.answers, fmt.Sprintf("tmp-%d", time.Now().UnixNano()))
-	// A process that is forked while the file is open for writing would hold it
-	// open, and executing it would fail with "text file busy".
-	syscall.ForkLock.RLock()
-	err := os.WriteFile(tmp, []byte(content), mode)
-	syscall.ForkLock.RUnlock()
-	d.must(err)
-	d.must(os.Chmod(tmp, mode)) // whatever the umask
-	d.must(os.Rename(tmp, path))
+	testenv.Replace(d.t, d.answers, path, content, mode)
 }
 
 // overwrite rewrites a file of the conf dir in place.
@@ -314,16 +306,7 @@ const within = 15 * time.Second
 // is wrong.
 func eventually(t testing.TB, ok func() string) {
 	t.Helper()
-	for end := time.Now().Add(within); ; {
-		wrong := ok()
-		if wrong == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("after %s still: %s", within, wrong)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	testenv.Eventually(t, within, ok)
 }
 
 // becomesReady waits until the network is ready.
@@ -340,21 +323,9 @@ func becomesUnready(t testing.TB, n *Network, words ...string) *Snapshot {
 	var s *Snapshot
 	eventually(t, func() string {
 		s = n.Snapshot()
-		return missingWords(s.Err(), words)
+		return testenv.MissingWords(s.Err(), words)
 	})
 	return s
-}
-
-func missingWords(err error, words []string) string {
-	if err == nil {
-		return "ready"
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			return fmt.Sprintf("%q does not say %q", err, w)
-		}
-	}
-	return ""
 }
 
 // stays checks that ok keeps returning an empty string for a while.

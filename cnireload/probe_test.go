@@ -21,6 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/cnireload/cnireload/cnireload/plugin"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // asked is a fake plugin of CNI 1.1 whose answers to one verb are scripted, and
@@ -140,14 +141,14 @@ func TestProbeIsNotThePluginsWord(t *testing.T) {
 				// What it says itself counts at once, however often it was silent.
 				a.set(speaks(50), fails)
 				readyAfter(t, n, false)
-				if wrong := missingWords(n.Status(), []string{"answers STATUS with code 50", "not now"}); wrong != "" {
+				if wrong := testenv.MissingWords(n.Status(), []string{"answers STATUS with code 50", "not now"}); wrong != "" {
 					t.Error(wrong)
 				}
 				// And its silence does not take it back.
 				a.set(speaks(50), fails, fails)
 				time.Sleep(2 * time.Minute)
 				synctest.Wait()
-				if wrong := missingWords(n.Status(), []string{"answers STATUS with code 50"}); wrong != "" {
+				if wrong := testenv.MissingWords(n.Status(), []string{"answers STATUS with code 50"}); wrong != "" {
 					t.Error(wrong)
 				}
 				a.set(nil)
@@ -160,7 +161,7 @@ func TestProbeIsNotThePluginsWord(t *testing.T) {
 				if took < defaultPace.upgradeGrace || a.count() < plugin.MaxFailures {
 					t.Errorf("not ready after %s", took)
 				}
-				if wrong := missingWords(n.Status(), []string{`plugin "fakenet" (`, "does not answer STATUS"}); wrong != "" {
+				if wrong := testenv.MissingWords(n.Status(), []string{`plugin "fakenet" (`, "does not answer STATUS"}); wrong != "" {
 					t.Error(wrong)
 				}
 				if p := n.Snapshot().Networks[0].Plugins[0]; p.Status != "no answer" || p.Problem == nil {
@@ -226,7 +227,7 @@ func TestOldListStaysWhileTheNewOneIsUnheard(t *testing.T) {
 		a.set(cannotFork)
 		d.write("10-a.conflist", conflist("1.1.0", "silent", "fakenet"))
 		readyAfter(t, n, false)
-		if wrong := missingWords(n.Status(), []string{`network "silent"`, "does not answer STATUS", "resource temporarily"}); wrong != "" {
+		if wrong := testenv.MissingWords(n.Status(), []string{`network "silent"`, "does not answer STATUS", "resource temporarily"}); wrong != "" {
 			t.Error(wrong)
 		}
 	})
@@ -253,7 +254,7 @@ func TestReplacedExecutableThatCannotBeAsked(t *testing.T) {
 		if took := readyAfter(t, n, false); took < defaultPace.upgradeGrace {
 			t.Errorf("not ready after %s", took)
 		}
-		if wrong := missingWords(n.Status(), []string{"mis-answers VERSION", "being written"}); wrong != "" {
+		if wrong := testenv.MissingWords(n.Status(), []string{"mis-answers VERSION", "being written"}); wrong != "" {
 			t.Error(wrong)
 		}
 		a.set(nil)
@@ -313,7 +314,7 @@ func TestUnkillablePluginIsAskedOnce(t *testing.T) {
 				if took := readyAfter(t, n, false); took < defaultPace.upgradeGrace {
 					t.Errorf("not ready after %s", took)
 				}
-				if wrong := missingWords(n.Status(), []string{"does not die", "pid 7", verb}); wrong != "" {
+				if wrong := testenv.MissingWords(n.Status(), []string{"does not die", "pid 7", verb}); wrong != "" {
 					t.Error(wrong)
 				}
 				time.Sleep(time.Hour)

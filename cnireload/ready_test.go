@@ -24,6 +24,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/cnireload/plugin"
+	"github.com/cnireload/cnireload/internal/testenv"
 	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
@@ -145,7 +146,7 @@ func TestPluginProblems(t *testing.T) {
 			d.must(n.Load())
 			err := n.Status()
 			words := append(tt.words, "cni plugin not initialized: network ", filepath.Join(d.conf, "10-a.conflist"))
-			if wrong := missingWords(err, words); wrong != "" {
+			if wrong := testenv.MissingWords(err, words); wrong != "" {
 				t.Error(wrong)
 			}
 			if err != nil && len(err.Error()) > 4<<10 {
@@ -168,7 +169,7 @@ func TestPluginProblems(t *testing.T) {
 				t.Error("no state of the bad plugin")
 			}
 			// Nothing is run for a pod, and what would be removed still is.
-			if _, err := n.Setup(t.Context(), "c", "/ns"); !IsCNINotInitialized(err) || missingWords(err, tt.words) != "" {
+			if _, err := n.Setup(t.Context(), "c", "/ns"); !IsCNINotInitialized(err) || testenv.MissingWords(err, tt.words) != "" {
 				t.Errorf("Setup: %v", err)
 			}
 			if _, err := n.SetupSerially(t.Context(), "c", "/ns"); !IsCNINotInitialized(err) {
@@ -217,7 +218,7 @@ func TestParseModeStillRespectsStatus(t *testing.T) {
 	d.write("10-a.conflist", conflist("1.1.0", "a", "fakenet"))
 	n := d.network(WithReadiness("parse"))
 	d.must(n.Load())
-	if wrong := missingWords(n.Status(), []string{"code 50", "agent is down"}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Status(), []string{"code 50", "agent is down"}); wrong != "" {
 		t.Error(wrong) // go-cni asks for STATUS too
 	}
 	if got := d.count("fakenet", "VERSION"); got != 0 {
@@ -362,7 +363,7 @@ func TestStatusVerb(t *testing.T) {
 // list is in use as soon as the hanging one is given up.
 func TestStatusVerbHangs(t *testing.T) {
 	d := newNode(t)
-	setBound(t, "STATUS", 300*time.Millisecond)
+	testenv.SetBound(t, "STATUS", 300*time.Millisecond)
 	d.install("fakenet", "fine")
 	d.write("10-a.conflist", conflist("1.1.0", "c11", "fakenet"))
 	n := d.started()
@@ -384,7 +385,7 @@ func TestStatusVerbHangs(t *testing.T) {
 		alivePids := 0
 		for p := range strings.FieldsSeq(string(b)) {
 			var pid int
-			if _, err := fmt.Sscan(p, &pid); err == nil && alive(pid) {
+			if _, err := fmt.Sscan(p, &pid); err == nil && testenv.Alive(pid) {
 				alivePids++
 			}
 		}
@@ -405,13 +406,13 @@ func TestStatusVerbHangs(t *testing.T) {
 // given up, and the cause names it.
 func TestVersionHangs(t *testing.T) {
 	d := newNode(t)
-	setBound(t, "VERSION", 300*time.Millisecond)
+	testenv.SetBound(t, "VERSION", 300*time.Millisecond)
 	d.install("fakenet")
 	d.answer("fakenet", "VERSION", reply{sh: "exec sleep 300"})
 	d.write("10-a.conflist", good)
 	n := d.network()
 	d.must(n.Load())
-	if wrong := missingWords(n.Status(), []string{`plugin "fakenet"`, "mis-answers VERSION", TimeoutVersion}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Status(), []string{`plugin "fakenet"`, "mis-answers VERSION", TimeoutVersion}); wrong != "" {
 		t.Error(wrong)
 	}
 }
@@ -527,7 +528,7 @@ func TestPollNoticesEverything(t *testing.T) {
 				if err := n.Status(); err != nil {
 					t.Error(err)
 				}
-			} else if wrong := missingWords(n.Status(), words); wrong != "" {
+			} else if wrong := testenv.MissingWords(n.Status(), words); wrong != "" {
 				t.Error(wrong)
 			}
 		}
@@ -565,7 +566,7 @@ func TestFirstLoadNamesThePluginItWaitsFor(t *testing.T) {
 	d := newNode(t)
 	d.install("slow")
 	d.answer("slow", "VERSION", reply{sh: "exec sleep 300"})
-	setBound(t, "VERSION", 4*time.Second)
+	testenv.SetBound(t, "VERSION", 4*time.Second)
 	d.write("10-a.conflist", conflist("1.0.0", "a", "slow"))
 	n := d.network()
 	lines := recordLog(n)

@@ -28,6 +28,7 @@ import (
 	"github.com/cnireload/cnireload/cnireload/owed"
 	"github.com/cnireload/cnireload/cnireload/plugin"
 	"github.com/cnireload/cnireload/cnireload/rules"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // namespaceThere is a network namespace that exists.
@@ -431,7 +432,7 @@ func TestRecordOfADD(t *testing.T) {
 
 // One that hangs must not keep what the others have allocated.
 func TestHungDELKeepsNoOtherFromBeingRun(t *testing.T) {
-	setBound(t, "DEL", 3*time.Second)
+	testenv.SetBound(t, "DEL", 3*time.Second)
 	d, n := attachedNode(t, "pod-1")
 	for _, typ := range []string{"b", "c"} {
 		d.answer(typ, "DEL", reply{sh: "exec sleep 300"})

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cnireload/cnireload/cnireload/rules"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // What a list names but its plugin is not known to run on the host is shown with
@@ -36,13 +37,13 @@ func TestNamedButNotRun(t *testing.T) {
 			d.must(err)
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			socket := filepath.Join(dir, "multus.sock")
-			listen(t, "unix", socket)
+			testenv.Listen(t, "unix", socket)
 			d.write("10-a.conflist", conflist("0.3.1", "a", strings.NewReplacer("SOCKET", socket, "DIR", dir).Replace(tt.entry)))
 			n := d.network()
 			d.must(n.Load())
 			d.must(n.Status())
 			p := n.Snapshot().Networks[0].Plugins
-			if len(p) != 2 || p[1].Type != tt.typ || p[1].Counts || p[1].Path != "" || missingWords(p[1].Problem, []string{`plugin "` + tt.typ + `" not found in `}) != "" {
+			if len(p) != 2 || p[1].Type != tt.typ || p[1].Counts || p[1].Path != "" || testenv.MissingWords(p[1].Problem, []string{`plugin "` + tt.typ + `" not found in `}) != "" {
 				t.Errorf("%+v", p)
 			}
 			if !p[0].Counts || p[0].Problem != nil {
@@ -214,7 +215,7 @@ func TestDELNeeds(t *testing.T) {
 			start := func() { d.must(os.WriteFile(filepath.Join(dir, "k"), nil, 0o644)) }
 			if tt.unix {
 				start = func() {
-					_, closed := listen(t, "unix", filepath.Join(dir, "multus.sock"))
+					_, closed := testenv.Listen(t, "unix", filepath.Join(dir, "multus.sock"))
 					stop = func() { closed(); d.must(os.Remove(filepath.Join(dir, "multus.sock"))) }
 				}
 			}

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/cnireload/cnireload/cnireload/conftemplate"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // Both families, as in containerd's documentation.
@@ -122,7 +123,7 @@ func TestRender(t *testing.T) {
 			t.Parallel()
 			d := newTemplated(t, dualTemplate)
 			n := d.restarted()
-			if wrong := missingWords(n.Status(), []string{"no network config found", "conf_template " + d.template + " is waiting for the pod CIDR"}); wrong != "" {
+			if wrong := testenv.MissingWords(n.Status(), []string{"no network config found", "conf_template " + d.template + " is waiting for the pod CIDR"}); wrong != "" {
 				t.Error(wrong)
 			}
 			if s := n.Snapshot().Template; s == nil || s.State != conftemplate.StateWaiting || s.File != d.target || s.Path != d.template {
@@ -163,7 +164,7 @@ func TestRenderWithoutTemplate(t *testing.T) {
 	d := newNode(t)
 	n := d.network()
 	d.must(n.Render(t.Context(), "10.1.0.0/24"))
-	if wrong := missingWords(n.Render(t.Context(), "garbage"), []string{`invalid pod CIDR "garbage"`}); wrong != "" {
+	if wrong := testenv.MissingWords(n.Render(t.Context(), "garbage"), []string{`invalid pod CIDR "garbage"`}); wrong != "" {
 		t.Error(wrong) // stock looks at the CIDRs first
 	}
 	if n.Snapshot().Template != nil {
@@ -252,7 +253,7 @@ func TestRenderFails(t *testing.T) {
 			if tt.cidrs == "" {
 				tt.cidrs = "10.2.0.0/24"
 			}
-			if wrong := missingWords(n.Render(t.Context(), tt.cidrs), tt.words); wrong != "" {
+			if wrong := testenv.MissingWords(n.Render(t.Context(), tt.cidrs), tt.words); wrong != "" {
 				t.Error(wrong)
 			}
 			s := n.Snapshot()
@@ -268,7 +269,7 @@ func TestRenderFails(t *testing.T) {
 				}
 			}
 			// The report has it by the time the caller has.
-			if st := s.Template; tt.inReport && (st.State != "failed" || missingWords(st.Err, tt.words) != "") {
+			if st := s.Template; tt.inReport && (st.State != "failed" || testenv.MissingWords(st.Err, tt.words) != "") {
 				t.Errorf("%+v", st)
 			}
 			d.checkTidyUnlessBroken(placed)
@@ -472,7 +473,7 @@ func TestTemplateChanges(t *testing.T) {
 	inUseIs("three")
 	// A bad one is named and does not hurt; it is tried once.
 	d.replace(d.template, "{{", 0o644)
-	eventually(t, func() string { return missingWords(n.Snapshot().Template.Err, []string{"cannot be parsed"}) })
+	eventually(t, func() string { return testenv.MissingWords(n.Snapshot().Template.Err, []string{"cannot be parsed"}) })
 	if s := n.Snapshot(); !s.Ready() || s.Networks[0].Name != "three" || s.Template.State != "failed" {
 		t.Errorf("%v, %+v", s.Err(), s.Template)
 	}
@@ -521,7 +522,7 @@ func TestRenderedFileIsEdited(t *testing.T) {
 		if !s.Ready() || s.Networks[0].Name != "mine" {
 			t.Errorf("%v", s.Err())
 		}
-		if wrong := missingWords(errors.New(s.Template.State), words); wrong != "" || s.Template.Err != nil {
+		if wrong := testenv.MissingWords(errors.New(s.Template.State), words); wrong != "" || s.Template.Err != nil {
 			t.Errorf("%s; %+v", wrong, s.Template)
 		}
 	}
@@ -569,12 +570,12 @@ func TestForeignFiles(t *testing.T) {
 			n := d.restarted()
 			err := n.Render(t.Context(), "10.1.0.0/24")
 			if tt.fails {
-				if wrong := missingWords(err, tt.words); wrong != "" {
+				if wrong := testenv.MissingWords(err, tt.words); wrong != "" {
 					t.Error(wrong)
 				}
 			} else {
 				d.must(err)
-				if wrong := missingWords(errors.New(n.Snapshot().Template.State), tt.words); wrong != "" {
+				if wrong := testenv.MissingWords(errors.New(n.Snapshot().Template.State), tt.words); wrong != "" {
 					t.Error(wrong)
 				}
 			}
@@ -607,7 +608,7 @@ func TestTemplateIsMended(t *testing.T) {
 	}{
 		{"changed", func(d templated, n *Network) {
 			d.replace(d.template, "{{", 0o644)
-			eventually(t, func() string { return missingWords(n.Snapshot().Template.Err, []string{"cannot be parsed"}) })
+			eventually(t, func() string { return testenv.MissingWords(n.Snapshot().Template.Err, []string{"cannot be parsed"}) })
 		}},
 		{"the same CIDRs again", func(d templated, n *Network) {
 			d.replace(d.template, "{{", 0o644)
@@ -700,7 +701,7 @@ func TestForeignListGoes(t *testing.T) {
 					if !s.Ready() || s.Networks[0].Name != "theirs" {
 						return fmt.Sprintf("%v, %+v", s.Err(), s.Networks)
 					}
-					return missingWords(errors.New(s.Template.State), words)
+					return testenv.MissingWords(errors.New(s.Template.State), words)
 				})
 			}
 			said("not rendered", "05-theirs.conflist has precedence")
@@ -769,7 +770,7 @@ func TestBadTemplateBesideAForeignList(t *testing.T) {
 			n := d.restarted()
 			d.must(n.Render(t.Context(), "10.1.0.0/24"))
 			s := n.Snapshot()
-			if wrong := missingWords(s.Template.Err, []string{tt.word}); wrong != "" || !strings.HasPrefix(s.Template.State, "not rendered") || !s.Ready() || s.Networks[0].Name != "theirs" {
+			if wrong := testenv.MissingWords(s.Template.Err, []string{tt.word}); wrong != "" || !strings.HasPrefix(s.Template.State, "not rendered") || !s.Ready() || s.Networks[0].Name != "theirs" {
 				t.Errorf("%s: %v, %+v", wrong, s.Err(), s.Template)
 			}
 			if tt.word == "not a directory" {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/cnireload/rules"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // vendor and vendorAgent are entries of test/vendors/vendors.json, which package
@@ -162,7 +163,7 @@ func TestVendors(t *testing.T) {
 				}
 				if a.Mode == "report" {
 					d.must(n.Status())
-				} else if wrong := missingWords(n.Status(), []string{fmt.Sprintf("plugin %q needs %s (%s), which %s", a.Plugin, missing.Target, a.Key, cause)}); wrong != "" {
+				} else if wrong := testenv.MissingWords(n.Status(), []string{fmt.Sprintf("plugin %q needs %s (%s), which %s", a.Plugin, missing.Target, a.Key, cause)}); wrong != "" {
 					t.Error(wrong)
 				}
 				for _, g := range n.Snapshot().Gates {
@@ -182,7 +183,7 @@ func TestVendors(t *testing.T) {
 				}
 				d.must(os.Rename(filepath.Join(d.bin, typ), filepath.Join(d.answers, typ)))
 				n, _ := load(-1)
-				if wrong := missingWords(n.Status(), []string{fmt.Sprintf("plugin %q not found in ", typ)}); wrong != "" {
+				if wrong := testenv.MissingWords(n.Status(), []string{fmt.Sprintf("plugin %q not found in ", typ)}); wrong != "" {
 					t.Error(wrong)
 				}
 				d.must(os.Rename(filepath.Join(d.answers, typ), filepath.Join(d.bin, typ)))
@@ -197,7 +198,7 @@ func provide(t *testing.T, a vendorAgent, path string, there bool) (target strin
 	t.Helper()
 	content := map[string]string{"file": "x", "file not empty": "x", "flannel env file": goodFlannel}
 	if a.Kind == "tcp port" {
-		l, stop := listen(t, "tcp", "127.0.0.1:0")
+		l, stop := testenv.Listen(t, "tcp", "127.0.0.1:0")
 		if !there {
 			stop()
 		}
@@ -220,7 +221,7 @@ func provide(t *testing.T, a vendorAgent, path string, there bool) (target strin
 		t.Fatal(err)
 	}
 	if a.Kind == "unix socket" {
-		_, stop := listen(t, "unix", target)
+		_, stop := testenv.Listen(t, "unix", target)
 		t.Cleanup(stop)
 	} else if err := os.WriteFile(target, []byte(content[a.Kind]), 0o644); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
+	"github.com/cnireload/cnireload/internal/testenv"
 	"github.com/cnireload/cnireload/internal/watchstub"
 )
 
@@ -37,7 +38,7 @@ func watchBecomes(t *testing.T, n *Network, mode WatchMode, words ...string) {
 			return fmt.Sprintf("watch is %+v, not %s", w, mode)
 		}
 		if len(words) > 0 {
-			return missingWords(errors.New(w.Cause), words)
+			return testenv.MissingWords(errors.New(w.Cause), words)
 		}
 		return ""
 	})
@@ -187,7 +188,7 @@ func TestDropInsAreWatched(t *testing.T) {
 	d.replace(filepath.Join(d.conf, "a", "20-two.conf"), `{"type":"portmap","x":1}`, 0o644)
 	plugins(3)
 	d.must(os.WriteFile(one, []byte("{"), 0o644))
-	eventually(t, func() string { return missingWords(n.Snapshot().Networks[0].StaleError, []string{one}) })
+	eventually(t, func() string { return testenv.MissingWords(n.Snapshot().Networks[0].StaleError, []string{one}) })
 	plugins(3)
 	d.must(os.Remove(one))
 	plugins(2)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cnireload/cnireload/cnireload/confdir"
 	"github.com/cnireload/cnireload/internal/diskfile"
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 const dualTemplate = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"fakenet","ipam":{"type":"host-local",
@@ -127,22 +128,6 @@ func TestWritingFailsHalfway(t *testing.T) {
 	}
 }
 
-// memory is a new folder, in memory where that can be had: most of what an input
-// costs is files made and removed.
-func memory(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "cnireload-fuzz-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
-}
-
 // FuzzTemplate renders any text for any CIDRs. It must end, with an error or with
 // a list that can be used.
 func FuzzTemplate(f *testing.F) {
@@ -157,7 +142,7 @@ func FuzzTemplate(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, text []byte, podCIDRs string) {
-		dir := memory(t)
+		dir := testenv.Memory(t)
 		path := filepath.Join(dir, "template")
 		if err := os.WriteFile(path, text, 0o644); err != nil {
 			t.Fatal(err)

@@ -22,11 +22,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/pkg/timeout"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // executable writes a shell script and returns its path.
@@ -35,41 +36,6 @@ func (d *node) executable(name, body string) string {
 	path := filepath.Join(d.bin, name)
 	d.replace(path, "#!/bin/sh\n"+body+"\n", 0o755)
 	return path
-}
-
-// setBound sets the bound of a verb for one test, which cannot be parallel.
-func setBound(t *testing.T, verb string, d time.Duration) {
-	t.Helper()
-	key := timeoutKeys[verb]
-	old := timeout.Get(key)
-	timeout.Set(key, d)
-	t.Cleanup(func() { timeout.Set(key, old) })
-}
-
-// alive tells whether a process still runs; a zombie does not.
-func alive(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return syscall.Kill(pid, 0) == nil && !errors.Is(err, os.ErrNotExist)
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
-}
-
-func readPid(t *testing.T, path string) int {
-	t.Helper()
-	var pid int
-	eventually(t, func() string {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return err.Error()
-		}
-		if pid, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
-			return err.Error()
-		}
-		return ""
-	})
-	return pid
 }
 
 // The texts are those of libcni 1.3.1, word for word.
@@ -132,7 +98,7 @@ func TestExecDeliversInputAndEnvironment(t *testing.T) {
 
 func TestExecKillsTheWholeGroup(t *testing.T) {
 	d := newNode(t)
-	setBound(t, "DEL", 2*time.Second)
+	testenv.SetBound(t, "DEL", 2*time.Second)
 	pids := filepath.Join(d.log, "grandchild")
 	path := d.executable("plugin", fmt.Sprintf(`(sleep 300 & echo $! >'%s'; wait) & echo partial >&2; wait`, pids))
 	start := time.Now()
@@ -148,9 +114,9 @@ func TestExecKillsTheWholeGroup(t *testing.T) {
 	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("took %s", took)
 	}
-	pid := readPid(t, pids)
+	pid := testenv.ReadPID(t, within, pids)
 	eventually(t, func() string {
-		if alive(pid) {
+		if testenv.Alive(pid) {
 			return fmt.Sprintf("the plugin's grandchild %d still runs", pid)
 		}
 		return ""
@@ -177,14 +143,14 @@ func TestExecKillsAPluginThatLeftItsGroup(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 	}
 	d := newNode(t)
-	setBound(t, "DEL", 4*time.Second)
+	testenv.SetBound(t, "DEL", 4*time.Second)
 	pids := filepath.Join(d.log, "pid")
 	path := d.executable("plugin", fmt.Sprintf("%s='%s' exec '%s' -test.run '^%s$'", leavesItsGroup, pids, os.Args[0], t.Name()))
 	_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"})
 	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrAbandoned) {
 		t.Errorf("got %v", err)
 	}
-	if pid := readPid(t, pids); alive(pid) {
+	if pid := testenv.ReadPID(t, within, pids); testenv.Alive(pid) {
 		t.Error("it still runs")
 	}
 }
@@ -205,13 +171,13 @@ func TestExecExitStatusIsLost(t *testing.T) {
 	path := d.executable("plugin", `echo '{"cniVersion":"1.0.0"}'`)
 	signal.Ignore(syscall.SIGCHLD) // has the kernel reap, for all of this process
 	_, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
-	if wrong := missingWords(err, []string{path, "has ended, but how is not known"}); wrong != "" {
+	if wrong := testenv.MissingWords(err, []string{path, "has ended, but how is not known"}); wrong != "" {
 		t.Error(wrong)
 	}
 	if Spoken(err) {
 		t.Error("it counts as the plugin's word")
 	}
-	setBound(t, "DEL", 500*time.Millisecond)
+	testenv.SetBound(t, "DEL", 500*time.Millisecond)
 	path = d.executable("plugin", "exec sleep 300")
 	if _, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=DEL"}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
@@ -270,8 +236,8 @@ func TestExecChildHoldsOutput(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("took %s", took)
 	}
-	pid := readPid(t, pids)
-	if !alive(pid) {
+	pid := testenv.ReadPID(t, within, pids)
+	if !testenv.Alive(pid) {
 		t.Error("the daemon was killed although its plugin succeeded")
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -282,7 +248,7 @@ func TestExecChildHoldsOutput(t *testing.T) {
 	if _, err = (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"}); err == nil || err.Error() != "bad" {
 		t.Errorf("got %v, want the plugin's error", err)
 	}
-	_ = syscall.Kill(readPid(t, pids), syscall.SIGKILL)
+	_ = syscall.Kill(testenv.ReadPID(t, within, pids), syscall.SIGKILL)
 }
 
 func TestExecFlood(t *testing.T) {
@@ -421,7 +387,7 @@ func TestFindInPath(t *testing.T) {
 		{"circle", []string{"circle cannot be looked at: too many levels of symbolic links"}},
 	} {
 		_, err := e.FindInPath(tt.plugin, dirs)
-		if wrong := missingWords(err, tt.words); wrong != "" {
+		if wrong := testenv.MissingWords(err, tt.words); wrong != "" {
 			t.Errorf("%q: %s", tt.plugin, wrong)
 		}
 		// A DEL that fails with these words counts as done.
@@ -434,7 +400,7 @@ func TestFindInPath(t *testing.T) {
 func TestExecEndedWellBeforeItsBound(t *testing.T) {
 	d := newNode(t)
 	path := d.executable("p", `(sleep 20) & echo '{}'; sleep 0.1`)
-	setBound(t, "ADD", 3*time.Second)
+	testenv.SetBound(t, "ADD", 3*time.Second)
 	out, err := (&Exec{}).ExecPlugin(context.Background(), path, nil, []string{"CNI_COMMAND=ADD"})
 	if err != nil || string(out) != "{}\n" {
 		t.Errorf("got %q, %v: the plugin ended before its bound, only its child holds the output", out, err)

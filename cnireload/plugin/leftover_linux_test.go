@@ -12,11 +12,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // A bin dir can be a symlink, and so can what is in it.
 func TestLeftOverBehindSymlinks(t *testing.T) {
-	setBound(t, "DEL", time.Second)
+	testenv.SetBound(t, "DEL", time.Second)
 	d := newNode(t)
 	id := fmt.Sprintf("pod-%d", time.Now().UnixNano())
 	sleep, err := exec.LookPath("sleep")
@@ -30,7 +32,7 @@ func TestLeftOverBehindSymlinks(t *testing.T) {
 	cmd := exec.Command("setsid", "-f", "sh", "-c", fmt.Sprintf(`%s 300 | { sh -c 'echo $PPID' >%s; exec %s.link/linked; }`, sleep, pids, d.bin))
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_COMMAND=DEL", "CNI_CONTAINERID=" + id}
 	d.must(cmd.Run())
-	pid := readPid(t, pids)
+	pid := testenv.ReadPID(t, within, pids)
 	var parent int
 	eventually(t, func() string {
 		f := &foundPlugin{pid: pid}
@@ -52,7 +54,7 @@ func TestLeftOverBehindSymlinks(t *testing.T) {
 	defer r.Close()
 	r.FindLeftOvers(t.Context(), []string{d.bin + ".link"}, func(context.Context) map[string]bool { return map[string]bool{id: true} })
 	eventually(t, func() string {
-		if alive(pid) {
+		if testenv.Alive(pid) {
 			return fmt.Sprintf("still runs: %v", r.List())
 		}
 		return ""

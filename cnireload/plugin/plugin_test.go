@@ -9,13 +9,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containerd/log"
 	"go.uber.org/goleak"
+
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 func TestMain(m *testing.M) {
@@ -53,41 +53,14 @@ func (d *node) must(err error) {
 // replace puts a file in place by rename.
 func (d *node) replace(path, content string, mode os.FileMode) {
 	d.t.Helper()
-	tmp := filepath.Join(d.tmp, fmt.Sprintf("tmp-%d", time.Now().UnixNano()))
-	// A process that is forked while the file is open for writing would hold it
-	// open, and executing it would fail with "text file busy".
-	syscall.ForkLock.RLock()
-	err := os.WriteFile(tmp, []byte(content), mode)
-	syscall.ForkLock.RUnlock()
-	d.must(err)
-	d.must(os.Chmod(tmp, mode)) // whatever the umask
-	d.must(os.Rename(tmp, path))
+	testenv.Replace(d.t, d.tmp, path, content, mode)
 }
+
+// within is how long something may take that is expected to happen soon.
+const within = time.Minute
 
 // eventually waits until ok returns an empty string.
 func eventually(t testing.TB, ok func() string) {
 	t.Helper()
-	const within = time.Minute
-	for end := time.Now().Add(within); ; time.Sleep(2 * time.Millisecond) {
-		wrong := ok()
-		if wrong == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("after %s still: %s", within, wrong)
-		}
-	}
-}
-
-// missingWords says which of the words err lacks, if it lacks any.
-func missingWords(err error, words []string) string {
-	if err == nil {
-		return "no error"
-	}
-	for _, w := range words {
-		if !strings.Contains(err.Error(), w) {
-			return fmt.Sprintf("%q does not say %q", err, w)
-		}
-	}
-	return ""
+	testenv.Eventually(t, within, ok)
 }

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/cnireload/cnireload/internal/testenv"
 )
 
 // conflist returns a list of entries, or of types that stand for entries.
@@ -29,21 +31,6 @@ func conflist(version string, plugins ...string) []byte {
 		}
 	}
 	return fmt.Appendf(nil, `{"cniVersion":%q,"name":"a","plugins":[%s]}`, version, strings.Join(entries, ","))
-}
-
-// listen accepts connections at address until the test ends, or until stop.
-func listen(t testing.TB, network, address string) (l net.Listener, stop func()) {
-	t.Helper()
-	l, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // as after a crash
-	}
-	stop = func() { _ = l.Close() }
-	t.Cleanup(stop)
-	return l, stop
 }
 
 func errorText(err error) string {
@@ -113,16 +100,16 @@ func TestGateChecks(t *testing.T) {
 	if err := syscall.Mkfifo(at("fifo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	listen(t, "unix", at("live"))
-	_, stop := listen(t, "unix", at("dead"))
+	testenv.Listen(t, "unix", at("live"))
+	_, stop := testenv.Listen(t, "unix", at("dead"))
 	stop()
 	datagram, err := net.ListenPacket("unixgram", at("datagram"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer datagram.Close()
-	open, _ := listen(t, "tcp", "127.0.0.1:0")
-	closed, stop := listen(t, "tcp", "127.0.0.1:0")
+	open, _ := testenv.Listen(t, "tcp", "127.0.0.1:0")
+	closed, stop := testenv.Listen(t, "tcp", "127.0.0.1:0")
 	stop()
 	for _, tt := range []struct {
 		kind   Kind
