@@ -147,7 +147,9 @@ func (s *Scanner) Scan() Scan {
 		if e.Type()&fs.ModeSymlink != 0 {
 			result.Watch = WithTargets(result.Watch, path)
 		}
-		result.Files = append(result.Files, s.parse(path, entries, &result))
+		if c := s.read(path); !vanished(c) {
+			result.Files = append(result.Files, s.parse(c, entries, &result))
+		}
 	}
 	maps.DeleteFunc(s.contents, func(_ string, h *lastRead) bool { return h.scan != s.count })
 	maps.DeleteFunc(s.parsed, func(_ string, p *parsedFile) bool { return p.scan != s.count })
@@ -191,8 +193,8 @@ func confEntries(entries []fs.DirEntry, dirs bool, extensions ...string) []fs.Di
 // parse returns the parsed form of one file, from memory if neither it nor a
 // drop-in has changed: the lists of a generation are shared, and comparing
 // pointers is cheap.
-func (s *Scanner) parse(path string, entries []fs.DirEntry, result *Scan) *File {
-	c := s.read(path)
+func (s *Scanner) parse(c *diskfile.Content, entries []fs.DirEntry, result *Scan) *File {
+	path := c.Path
 	p := s.parsed[path]
 	changed := p == nil || p.content != c
 	if p == nil || !c.Same(p.content) {
@@ -288,15 +290,21 @@ func (s *Scanner) dropIns(dir string, result *Scan) ([]*diskfile.Content, error)
 		if e.Type()&fs.ModeSymlink != 0 {
 			result.Watch = WithTargets(result.Watch, path)
 		}
-		c := s.read(path)
-		if errors.Is(c.Err, fs.ErrNotExist) {
-			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-				continue // removed since it was listed
-			}
+		if c := s.read(path); !vanished(c) {
+			drops = append(drops, c)
 		}
-		drops = append(drops, c)
 	}
 	return drops, nil
+}
+
+// vanished tells whether a file was removed after it was listed, which is nothing
+// wrong with it. A symlink whose target does not exist has not vanished.
+func vanished(c *diskfile.Content) bool {
+	if !errors.Is(c.Err, fs.ErrNotExist) {
+		return false
+	}
+	_, err := os.Lstat(c.Path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // read returns what path holds, from memory if that is sure to be the same.

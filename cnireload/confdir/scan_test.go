@@ -6,10 +6,13 @@
 package confdir
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,6 +84,38 @@ func TestOldFilesAreReadOnce(t *testing.T) {
 	if one, two := s.read(path), s.read(path); one != two {
 		t.Error("an unchanged old file is read twice")
 	}
+}
+
+// A file that is removed after it was listed is not there: there is nothing to
+// report.
+func TestFileVanishesWhileScanning(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	stop := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for i := 0; ; i++ {
+			path := filepath.Join(dir, fmt.Sprintf("%d.conflist", i)) // none comes back
+			select {
+			case <-stop:
+				return
+			default:
+				if err := errors.Join(os.WriteFile(path, []byte("{}"), 0o644), os.Remove(path)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	s := NewScanner(dir)
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+		for _, f := range s.Scan().Files {
+			if errors.Is(f.Err, fs.ErrNotExist) {
+				t.Errorf("%s %v", f.Path, f.Err)
+			}
+		}
+	}
+	close(stop)
+	writer.Wait()
 }
 
 // BenchmarkScan is what the poll costs while nothing changes.
