@@ -38,8 +38,8 @@ func (n *Network) keep() {
 	n.owed.Load(ctx, startBound)
 	if n.config.sandboxes != nil {
 		n.findLeftOvers(ctx)
+		n.oweLostADDs(ctx)
 	}
-	n.oweLostADDs(ctx)
 	close(n.searched)
 	var group sync.WaitGroup
 	defer group.Wait()

@@ -22,7 +22,11 @@ type Sandbox struct {
 func (n *Network) findLeftOvers(ctx context.Context) {
 	n.plugins.Processes.FindLeftOvers(ctx, n.config.binDirs, func(ctx context.Context) map[string]bool {
 		own := make(map[string]bool)
-		for _, s := range n.sandboxes(ctx) {
+		sandboxes, err := n.config.sandboxes(ctx)
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("cni: cannot list the pod sandboxes")
+		}
+		for _, s := range sandboxes {
 			if s.Handler == n.config.handler {
 				own[s.ID] = true
 			}
@@ -32,16 +36,4 @@ func (n *Network) findLeftOvers(ctx context.Context) {
 		}
 		return own
 	})
-}
-
-// sandboxes returns the sandboxes that exist; none if nobody can tell.
-func (n *Network) sandboxes(ctx context.Context) []Sandbox {
-	if n.config.sandboxes == nil {
-		return nil
-	}
-	list, err := n.config.sandboxes(ctx)
-	if err != nil {
-		log.G(ctx).WithError(err).Warn("cni: cannot list the pod sandboxes")
-	}
-	return list
 }

@@ -168,9 +168,11 @@ func (l *loop) refresh(ctx context.Context) {
 	}
 	scan := l.scan()
 	nets, skipped, loadErr := l.choose(scan, now)
-	if l.renderer != nil && scan.Err == nil && l.renderer.Due(l.foreignIn(nets)) && l.renew(ctx, l.foreignIn(nets)) {
-		scan = l.scan()
-		nets, skipped, loadErr = l.choose(scan, now)
+	if l.renderer != nil && scan.Err == nil {
+		if foreign := l.foreignIn(nets); l.renderer.Due(foreign) && l.renew(ctx, foreign) {
+			scan = l.scan()
+			nets, skipped, loadErr = l.choose(scan, now)
+		}
 	}
 	s := &Snapshot{
 		LoadError: loadErr,

@@ -140,9 +140,6 @@ func (n *Network) failedADD(id string) ([]attachment, bool) {
 // oweLostADDs stores the removal of pods that an earlier process was adding and
 // that nobody knows any more: nobody will ask for their DEL.
 func (n *Network) oweLostADDs(ctx context.Context) {
-	if n.config.sandboxes == nil {
-		return
-	}
 	begun := n.owed.BegunADDs(ctx, n.made)
 	if len(begun) == 0 {
 		return

@@ -52,8 +52,8 @@ type data struct {
 	Routes        []string
 }
 
-// Record remembers across restarts what was rendered, and so which file
-// is ours to replace.
+// Record is what the record file holds: what was rendered, and so which file is
+// ours to replace after a restart.
 type Record struct {
 	File     string   `json:"file"`
 	Template string   `json:"template"` // SHA-256 of the template
@@ -81,6 +81,7 @@ type Renderer struct {
 	err     error
 }
 
+// Values of State.State. Other values name the file that has precedence.
 const (
 	StateWaiting  = "waiting for the pod CIDR from UpdateRuntimeConfig"
 	StateRendered = "rendered"
