@@ -43,10 +43,16 @@ need() {
 	done
 }
 
+# all_lines: the supported lines, oldest first.
+all_lines() {
+	local f
+	for f in "$root"/patches/*/BASE; do basename "$(dirname "$f")"; done | sort -V
+}
+
 # use_line LINE: sets line, its patches folder, its trees and what BASE says.
 use_line() {
-	local lines f
-	lines=$(for f in "$root"/patches/*/BASE; do basename "$(dirname "$f")"; done | sort -V | paste -sd ' ')
+	local lines
+	lines=$(all_lines | paste -sd ' ')
 	[ -n "${1-}" ] || die "which line? supported: $lines"
 	case $1 in */* | .*) die "no line \"$1\": supported are $lines" ;; esac
 	[ -f "$root/patches/$1/BASE" ] || die "no line \"$1\": supported are $lines"

@@ -11,7 +11,7 @@ new=${1-} to=${2-}
 case $new in v[0-9]*.[0-9]*) ;; *) die "name a line such as v2.3, not \"$new\"" ;; esac
 case $to in "$new".*) ;; *) die "name a version of $new, not \"$to\"" ;; esac
 [ ! -e "$root/patches/$new" ] || die "patches/$new exists: hack/bump.sh $new $to moves it"
-use_line "${3:-$(for f in "$root"/patches/*/BASE; do basename "$(dirname "$f")"; done | sort -V | tail -n 1)}"
+use_line "${3:-$(all_lines | tail -n 1)}"
 
 scratch
 cp -R "$patches" "$tmp/line"
@@ -21,4 +21,4 @@ for p in "$patches"/*.patch "$tmp/line"/*.patch; do
 	sed -i "s/^Applies-To: .*/Applies-To: $lines/" "$p"
 done
 mv "$tmp/line" "$root/patches/$new"
-exec "$root/hack/bump.sh" "$new" "$to"
+"$root/hack/bump.sh" "$new" "$to"
