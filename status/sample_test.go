@@ -151,7 +151,7 @@ func TestSamples(t *testing.T) {
 		put("template", fmt.Sprintf(rendered, 1)), put("template", fmt.Sprintf(rendered, 2)), put("template", "{{"), drop("template"),
 		func() { _ = n.Render(t.Context(), fmt.Sprintf("10.%d.0.0/24", random.IntN(9))) },
 		func() { _ = n.Load() },
-		func() { _ = os.RemoveAll(p.conf); time.Sleep(time.Millisecond); p.must(os.Mkdir(p.conf, 0o755)) },
+		func() { _ = os.RemoveAll(p.conf); time.Sleep(time.Millisecond); p.must(os.MkdirAll(p.conf, 0o755)) },
 	}
 	// Lists that can be used are to be there most of the time.
 	changes = append(changes, changes[:6]...)
