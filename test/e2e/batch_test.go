@@ -19,6 +19,7 @@ import (
 // Metadata writes of many callers share transactions. A daemon that is killed
 // in a sync of one has, when it is back, all that it acknowledged.
 func TestKilledInSharedTransaction(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

@@ -129,6 +129,7 @@ func crashes(held *[]func() error) []crash {
 // A daemon that is killed at any step of a pod's life leaves what its
 // successor lists and can remove, and nothing else.
 func TestKilledAtEachStep(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 // how long; CNIRELOAD_SEED is the seed of the first script, and each that follows
 // has the next. With neither, the same scripts run for a minute.
 func TestDifferentialSoak(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make soak", harness.Stock, harness.Patched); err != nil {
 		t.Fatal(err)
 	}

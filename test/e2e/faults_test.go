@@ -386,6 +386,7 @@ func TestL12(t *testing.T) {
 
 // Other things that a plugin can do: neighbours of L3 to L5.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

@@ -9,10 +9,13 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -39,6 +42,10 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "clean up after an earlier run:", err)
 			os.Exit(1)
 		}
+	}
+	// Cases mostly wait. -parallel says otherwise.
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.NumCPU())); err != nil {
+		panic(err)
 	}
 	os.Exit(m.Run())
 }
@@ -71,14 +78,15 @@ const failed = "FAILED"
 
 // sides runs a case on both binaries: stock must show what was reported, the
 // patched one what must be. The case returns one line on what was seen. The sides
-// run beside each other: each has daemon, folders and namespaces of its own, and
-// waits most of the time.
+// run beside each other, and beside those of other cases: each has daemon, folders
+// and namespaces of its own, and waits most of the time.
 func sides(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
 	eachSide(t, report, false, true, run)
 }
 
 // inTurn is sides for a case that compares what it saw on stock with what it sees
-// on patched, or keeps the machine busy: first stock, then patched.
+// on patched, or keeps the machine busy: first stock, then patched, and nothing
+// beside them.
 func inTurn(t *testing.T, report string, run func(t *testing.T, side harness.Side) string) {
 	eachSide(t, report, false, false, run)
 }
@@ -89,18 +97,23 @@ func alike(t *testing.T, report string, run func(t *testing.T, side harness.Side
 	eachSide(t, report, true, true, run)
 }
 
-func eachSide(t *testing.T, report string, stockRight, together bool, run func(t *testing.T, side harness.Side) string) {
+// eachSide runs a case on both sides. A side that is seen by itself may run beside
+// others, and what was seen on stock need not be seen again.
+func eachSide(t *testing.T, report string, stockRight, byItself bool, run func(t *testing.T, side harness.Side) string) {
+	if byItself {
+		t.Parallel()
+	}
 	var both sync.WaitGroup
 	defer both.Wait()
 	for _, side := range []harness.Side{harness.Stock, harness.Patched} {
-		both.Go(func() { oneSide(t, report, stockRight, side, run) })
-		if !together {
+		both.Go(func() { oneSide(t, report, stockRight, byItself, side, run) })
+		if !byItself {
 			both.Wait()
 		}
 	}
 }
 
-func oneSide(t *testing.T, report string, stockRight bool, side harness.Side, run func(t *testing.T, side harness.Side) string) {
+func oneSide(t *testing.T, report string, stockRight, byItself bool, side harness.Side, run func(t *testing.T, side harness.Side) string) {
 	t.Run(string(side), func(t *testing.T) {
 		if err := harness.Preflight("make test-e2e", side); err != nil {
 			t.Fatal(err)
@@ -117,11 +130,33 @@ func oneSide(t *testing.T, report string, stockRight bool, side harness.Side, ru
 				line(failed)
 			}
 		}()
-		observed := run(t, side)
+		var observed string
+		if byItself && side == harness.Stock {
+			observed = onStock(t, run)
+		} else {
+			observed = run(t, side)
+		}
 		if !t.Failed() {
 			line(observed)
 		}
 	})
+}
+
+// onStock runs a case on stock, unless the same program has seen what it does there.
+func onStock(t *testing.T, run func(t *testing.T, side harness.Side) string) (observed string) {
+	seen, err := harness.OpenSeen()
+	assert.NilError(t, err)
+	ok, err := seen.Get(t.Name(), &observed)
+	assert.NilError(t, err)
+	if ok {
+		t.Log("seen before: the test program and stock's are the same")
+		return observed
+	}
+	observed = run(t, harness.Stock)
+	if !t.Failed() {
+		assert.NilError(t, seen.Put(t.Name(), observed))
+	}
+	return observed
 }
 
 // node is a private daemon in a test.

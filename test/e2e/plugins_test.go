@@ -80,6 +80,7 @@ func TestR4(t *testing.T) {
 // A plugin that is there and answers VERSION with anything but versions is
 // told from one that is missing: neighbours of R4.
 func TestR4Neighbours(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

@@ -70,6 +70,7 @@ func TestR1(t *testing.T) {
 
 // The same for IPAM and for a plugin in a later bin dir: neighbours of R1.
 func TestR1Neighbours(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

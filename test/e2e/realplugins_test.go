@@ -22,6 +22,7 @@ import (
 // added when it says ready. Run with -v it prints the rows of the table in
 // docs/readiness.md.
 func TestRealPlugins(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

@@ -32,6 +32,7 @@ import (
 // come and go meanwhile and Status is polled. CNIRELOAD_SOAK is how long, a
 // minute if not set; CNIRELOAD_SEED repeats a run.
 func TestSoak(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make soak", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 // TestTemplateCrash kills the daemon at any moment while the pod CIDR goes to
 // and fro.
 func TestTemplateCrash(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +96,7 @@ func TestTemplateCrash(t *testing.T) {
 // TestTemplateDiskFull has no room for a new file: the old one and the network
 // stay.
 func TestTemplateDiskFull(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

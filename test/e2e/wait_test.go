@@ -201,6 +201,7 @@ func median(took []time.Duration) time.Duration {
 
 // What else happens at a closed gate: neighbours of L10.
 func TestL10Neighbours(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
@@ -298,6 +299,7 @@ func TestL10Neighbours(t *testing.T) {
 
 // A thousand pods that wait are cheap while they do, and gone when they give up.
 func TestWaiters(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}

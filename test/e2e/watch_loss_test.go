@@ -270,6 +270,7 @@ func (n *node) serving(handler, name string, within time.Duration) {
 // TestWatchLoss loses the conf dir in every way there is, one after the other
 // on one daemon, with a second handler that shares the dir.
 func TestWatchLoss(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
@@ -359,6 +360,7 @@ func (n *node) in(t *testing.T) *node {
 
 // TestOddPaths has conf dirs whose names are not clean.
 func TestOddPaths(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
@@ -402,6 +404,7 @@ func TestOddPaths(t *testing.T) {
 // TestUnreadableDir takes the conf dir's permissions from a daemon that is
 // root only in a user namespace; real root can read everything.
 func TestUnreadableDir(t *testing.T) {
+	t.Parallel()
 	if err := harness.Preflight("make test-e2e", harness.Patched); err != nil {
 		t.Fatal(err)
 	}
