@@ -7,7 +7,7 @@ LINE ?= v2.4
 export LINE KEEP STOP CASE SEED SIDE FOCUS
 
 .DEFAULT_GOAL := help
-.PHONY: help build stock run test test-unit test-e2e test-node test-race test-upstream test-upstream-race test-cri test-arm64 \
+.PHONY: help build stock run test test-all test-unit test-e2e test-node test-race test-upstream test-upstream-race test-cri test-arm64 \
 	cases critest node timeline bench bench-storm soak verify refresh vendor package clean
 
 help: ## list the targets
@@ -24,6 +24,9 @@ run: ## install, build and walk through real input; KEEP=1 leaves the daemon run
 
 test: ## everything that CI runs on LINE, with one table at the end; other lines are verified and built
 	@hack/ci.sh $(STAGES)
+
+test-all: ## the same, with nothing taken from an earlier run, and all that takes hours
+	@hack/ci.sh -all $(STAGES)
 
 test-unit: ## the library's and hack's own tests, in about two minutes
 	@hack/ci.sh -short unit,hack

@@ -1,8 +1,8 @@
 // Copyright The cnireload Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Ci runs the stages of "make test" one after the other, goes on after a failed one where what
-// follows does not need it, and ends with one table and one line of totals.
+// Ci runs the stages of "make test", goes on after a failed one where what follows does not need
+// it, and ends with one table and one line of totals.
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -29,20 +30,27 @@ func main() {
 	only := flag.String("stages", "", "comma-separated stages to run instead of all, with no regard to what they need")
 	line := flag.String("line", os.Getenv("LINE"), "the line that is tested whole (default: the newest); the others are verified and built")
 	short := flag.Bool("short", false, "leave out the slow tests of the stages unit and hack")
+	all := flag.Bool("all", false, `run what takes hours, too, and on stock what was seen before ("make test-all")`)
 	flag.Parse()
 	if err := os.Chdir(*root); err != nil {
 		fmt.Fprintln(os.Stderr, "ci:", err)
 		os.Exit(2)
 	}
-	all := lines()
+	supported := lines()
 	if *line == "" {
-		*line = all[len(all)-1]
+		*line = supported[len(supported)-1]
 	}
-	if !slices.Contains(all, *line) {
-		fmt.Fprintf(os.Stderr, "ci: no line %q: supported are %s\n", *line, strings.Join(all, ", "))
+	if !slices.Contains(supported, *line) {
+		fmt.Fprintf(os.Stderr, "ci: no line %q: supported are %s\n", *line, strings.Join(supported, ", "))
 		os.Exit(2)
 	}
-	list, err := choose(stages(all, *line, *short), *only)
+	list := stages(supported, *line, *short)
+	if *all {
+		list = append(list, long(*line)...)
+	} else if err := os.Setenv("CNIRELOAD_SEEN", "1"); err != nil {
+		panic(err) // no NUL in it
+	}
+	list, err := choose(list, *only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "ci:", err)
 		os.Exit(2)
@@ -76,8 +84,13 @@ type stage struct {
 	name  string
 	needs []string
 	root  bool
-	run   func() (counts, error)
+	// beside says that it may run at the same time as those before it that have it, too.
+	beside bool
+	run    step
 }
+
+// step does some of a stage and prints what it does.
+type step func(io.Writer) (counts, error)
 
 // stages returns all that "make test" runs. One line is tested whole; of the others it is shown that their
 // patches apply and build.
@@ -110,17 +123,31 @@ func stages(lines []string, line string, short bool) []stage {
 	build := "build " + line
 	return append(list,
 		stage{name: build, needs: []string{"verify " + line}, run: sequence(command("hack/build.sh", line), command("hack/build.sh", "--stock", line))},
-		stage{name: "upstream " + line, needs: []string{build}, run: command("hack/upstream-tests.sh", line)},
-		stage{name: "package " + line, needs: []string{build}, root: true, run: command("hack/package-test.sh", line)},
+		// critest mostly waits, and nothing of it is measured.
+		stage{name: "upstream " + line, beside: true, needs: []string{build}, run: command("hack/upstream-tests.sh", line)},
+		stage{name: "package " + line, beside: true, needs: []string{build}, root: true, run: command("hack/package-test.sh", line)},
+		stage{name: "critest", beside: true, needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "critest", line)},
 		stage{name: "e2e", needs: []string{"tools", build}, root: true,
 			run: goTest("test", true, "-count=1", "-timeout=60m", "./bench/...", "./cmd/...", "./durability/...", "./e2e/...", "./fake/...", "./harness/...", "./slowsync/...", "./storm/...", "./vendors/...")},
-		stage{name: "critest", needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "critest", line)},
 	)
+}
+
+// long returns what "make test-all" runs after that. It takes hours.
+func long(line string) []stage {
+	build := "build " + line
+	return []stage{
+		{name: "cri " + line, needs: []string{build}, root: true, run: command("hack/cri-integration.sh", line)},
+		{name: "upstream race " + line, needs: []string{build}, run: command("hack/upstream-tests.sh", "--race", line)},
+		{name: "node", needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "test-node", line)},
+		{name: "race", needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "race", line)},
+		{name: "soak", needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "soak", line)},
+		{name: "arm64", needs: []string{"deps"}, root: true, run: command("hack/arm64.sh")},
+	}
 }
 
 // fuzz runs a fuzz target of a package of the library for a fixed number of inputs. One of the queue is many
 // writes to a disk.
-func fuzz(name, target string, inputs int, flags ...string) func() (counts, error) {
+func fuzz(name, target string, inputs int, flags ...string) step {
 	args := append(flags, "-run=^$", "-fuzz=^"+target+"$", fmt.Sprintf("-fuzztime=%dx", inputs), "-fuzzminimizetime=10x", "./"+name)
 	return goTest(".", true, args...)
 }
@@ -161,41 +188,45 @@ func choose(all []stage, only string) ([]stage, error) {
 	return list, nil
 }
 
+// row is what became of a stage.
+type row struct {
+	counts
+	bad  bool
+	note string
+	took time.Duration
+}
+
 // runAll runs the stages and prints the table. It tells whether all is well.
 func runAll(list []stage, w io.Writer) bool {
+	rows := map[string]row{}
+	for rest := list; len(rest) > 0; {
+		// Those that may run beside each other and do not need each other.
+		n := 1
+		for n < len(rest) && rest[n-1].beside && rest[n].beside {
+			n++
+		}
+		if n == 1 {
+			rows[rest[0].name] = rest[0].do(rows, w)
+		} else {
+			maps.Copy(rows, together(rest[:n], rows, w))
+		}
+		rest = rest[n:]
+	}
+
 	var total counts
 	var table, reasons bytes.Buffer
 	tw := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "stage\tpassed\tfailed\tskipped\ttime\t")
-	bad := map[string]bool{}
+	good := true
 	for _, s := range list {
-		start := time.Now()
-		var c counts
-		note := ""
-		if i := slices.IndexFunc(s.needs, func(n string) bool { return bad[n] }); i >= 0 {
-			note, c = "not run: "+s.needs[i]+" failed", counts{skipped: 1}
-			bad[s.name] = true
-		} else if s.root && os.Getuid() != 0 {
-			note, c = "needs root: run make test as root", counts{failed: 1}
-			bad[s.name] = true
-		} else {
-			fmt.Fprintf(w, "=== %s\n", s.name)
-			var err error
-			if c, err = s.run(); err != nil {
-				note = err.Error()
-				c.failed = max(c.failed, 1)
-			}
-			bad[s.name] = c.failed > 0
+		r := rows[s.name]
+		good = good && !r.bad
+		total.add(r.counts)
+		for _, reason := range slices.Sorted(maps.Keys(r.why)) {
+			fmt.Fprintf(&reasons, "%s: %d skipped: %s\n", s.name, r.why[reason], reason)
 		}
-		if bad[s.name] {
-			fmt.Fprintf(w, "--- %s: %s\n", s.name, note)
-		}
-		total.add(c)
-		for _, reason := range slices.Sorted(maps.Keys(c.why)) {
-			fmt.Fprintf(&reasons, "%s: %d skipped: %s\n", s.name, c.why[reason], reason)
-		}
-		note, _, _ = strings.Cut(note, "\n")
-		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%s\t%s\n", s.name, c.passed, c.failed, c.skipped, time.Since(start).Round(time.Second), note)
+		note, _, _ := strings.Cut(r.note, "\n")
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%d\t%s\t%s\n", s.name, r.passed, r.failed, r.skipped, r.took.Round(time.Second), note)
 	}
 	tw.Flush()
 	fmt.Fprintf(w, "\n%s\n", table.String())
@@ -203,7 +234,50 @@ func runAll(list []stage, w io.Writer) bool {
 		fmt.Fprintf(w, "%s\n", reasons.String())
 	}
 	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped)
-	return !slices.ContainsFunc(list, func(s stage) bool { return bad[s.name] })
+	return good
+}
+
+// together runs stages at the same time. What each prints is shown when it has ended.
+func together(list []stage, before map[string]row, w io.Writer) map[string]row {
+	rows := map[string]row{}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, s := range list {
+		all.Go(func() {
+			var out bytes.Buffer
+			r := s.do(before, &out)
+			mu.Lock()
+			defer mu.Unlock()
+			rows[s.name] = r
+			w.Write(out.Bytes())
+		})
+	}
+	all.Wait()
+	return rows
+}
+
+// do runs the stage, unless one that it needs has failed.
+func (s stage) do(before map[string]row, w io.Writer) row {
+	start := time.Now()
+	var r row
+	if i := slices.IndexFunc(s.needs, func(n string) bool { return before[n].bad }); i >= 0 {
+		r.note, r.skipped, r.bad = "not run: "+s.needs[i]+" failed", 1, true
+	} else if s.root && os.Getuid() != 0 {
+		r.note, r.failed, r.bad = "needs root: run make test as root", 1, true
+	} else {
+		fmt.Fprintf(w, "=== %s\n", s.name)
+		var err error
+		if r.counts, err = s.run(w); err != nil {
+			r.note = err.Error()
+			r.failed = max(r.failed, 1)
+		}
+		r.bad = r.failed > 0
+	}
+	if r.bad {
+		fmt.Fprintf(w, "--- %s: %s\n", s.name, r.note)
+	}
+	r.took = time.Since(start)
+	return r
 }
 
 var (
@@ -213,12 +287,12 @@ var (
 
 // command runs a program of the checkout. What it prints last may be its own count, with a line before
 // it for each reason to skip.
-func command(name string, args ...string) func() (counts, error) {
-	return func() (counts, error) {
+func command(name string, args ...string) step {
+	return func(w io.Writer) (counts, error) {
 		var out bytes.Buffer
 		cmd := exec.Command(name, args...)
-		cmd.Stdout = io.MultiWriter(os.Stdout, &out)
-		cmd.Stderr = os.Stderr
+		cmd.Stdout = io.MultiWriter(w, &out)
+		cmd.Stderr = w
 		err := cmd.Run()
 		if err != nil {
 			err = fmt.Errorf("%s: %w, see above", strings.Join(append([]string{name}, args...), " "), err)
@@ -246,11 +320,11 @@ func one(err error) (counts, error) {
 }
 
 // sequence runs steps up to the first that fails.
-func sequence(steps ...func() (counts, error)) func() (counts, error) {
-	return func() (counts, error) {
+func sequence(steps ...step) step {
+	return func(w io.Writer) (counts, error) {
 		var sum counts
 		for _, step := range steps {
-			c, err := step()
+			c, err := step(w)
 			sum.add(c)
 			if err != nil {
 				return sum, err
@@ -261,8 +335,8 @@ func sequence(steps ...func() (counts, error)) func() (counts, error) {
 }
 
 // inModules runs a command in each of the checkout's Go modules.
-func inModules(name string, args ...string) func() (counts, error) {
-	return func() (counts, error) {
+func inModules(name string, args ...string) step {
+	return func(w io.Writer) (counts, error) {
 		var c counts
 		var failed []string
 		for _, dir := range []string{".", "hack", "test"} {
@@ -272,7 +346,7 @@ func inModules(name string, args ...string) func() (counts, error) {
 			}
 			cmd := exec.Command(prog, args...)
 			cmd.Dir = dir
-			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+			cmd.Stdout, cmd.Stderr = w, w
 			if err := cmd.Run(); err != nil {
 				failed = append(failed, fmt.Sprintf("%s (%v)", dir, err))
 				c.failed++
@@ -288,7 +362,7 @@ func inModules(name string, args ...string) func() (counts, error) {
 }
 
 // format finds Go files that gofmt would change.
-func format() (counts, error) {
+func format(io.Writer) (counts, error) {
 	goroot, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return one(fmt.Errorf("go env GOROOT: %w", err))
@@ -304,19 +378,19 @@ func format() (counts, error) {
 }
 
 // shellcheck reads every script.
-func shellcheck() (counts, error) {
+func shellcheck(w io.Writer) (counts, error) {
 	scripts, _ := filepath.Glob("hack/*.sh")
-	return command("shellcheck", append(scripts, ".ci/run")...)()
+	return command("shellcheck", append(scripts, ".ci/run")...)(w)
 }
 
 // goTest runs the tests of the module in dir. With each, it prints every test that ends.
-func goTest(dir string, each bool, args ...string) func() (counts, error) {
-	return func() (counts, error) {
+func goTest(dir string, each bool, args ...string) step {
+	return func(w io.Writer) (counts, error) {
 		cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 		cmd.Dir = dir
 		run, err := gotest.Do(cmd, func(r gotest.Result, pkg, test string, took time.Duration) {
 			if (test == "" && r != gotest.Skip) || (each && test != "" && strings.Count(test, "/") < 2) {
-				fmt.Printf("    %s %s %s %s\n", r, pkg, test, took.Round(10*time.Millisecond))
+				fmt.Fprintf(w, "    %s %s %s %s\n", r, pkg, test, took.Round(10*time.Millisecond))
 			}
 		})
 		if err != nil {
@@ -325,7 +399,7 @@ func goTest(dir string, each bool, args ...string) func() (counts, error) {
 		failed := run.Failed()
 		for _, key := range failed {
 			if text := gotest.Said(run.Output[key]); text != "" {
-				fmt.Printf("FAIL %s\n%s", key, text)
+				fmt.Fprintf(w, "FAIL %s\n%s", key, text)
 			}
 		}
 		c := counts{run.Count(gotest.Pass), run.Count(gotest.Fail), run.Count(gotest.Skip), run.Skipped()}

@@ -5,15 +5,18 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 )
 
 func TestRunAllGoesOnAndSkipsWhatNeedsAFailedStage(t *testing.T) {
 	ran := ""
 	mk := func(name string, c counts, err error, needs ...string) stage {
-		return stage{name: name, needs: needs, run: func() (counts, error) { ran += name + " "; return c, err }}
+		return stage{name: name, needs: needs, run: func(io.Writer) (counts, error) { ran += name + " "; return c, err }}
 	}
 	var w strings.Builder
 	ok := runAll([]stage{
@@ -43,8 +46,40 @@ func TestRunAllGoesOnAndSkipsWhatNeedsAFailedStage(t *testing.T) {
 
 func TestRunAllGood(t *testing.T) {
 	var w strings.Builder
-	if !runAll([]stage{{name: "a", run: func() (counts, error) { return counts{passed: 1}, nil }}}, &w) {
+	if !runAll([]stage{{name: "a", run: func(io.Writer) (counts, error) { return counts{passed: 1}, nil }}}, &w) {
 		t.Error("a good run is called failed")
+	}
+}
+
+// Stages that may run beside each other do, each one's output stays together, and
+// the table has the order of the list.
+func TestRunAllBeside(t *testing.T) {
+	var both sync.WaitGroup
+	both.Add(2)
+	mk := func(name string) stage {
+		return stage{name: name, beside: true, run: func(w io.Writer) (counts, error) {
+			fmt.Fprintf(w, "%s begins\n", name)
+			both.Done()
+			both.Wait() // the other one runs, too
+			fmt.Fprintf(w, "%s ends\n", name)
+			return counts{passed: 1}, nil
+		}}
+	}
+	failing := stage{name: "c", beside: true, run: func(io.Writer) (counts, error) { return counts{}, errors.New("no") }}
+	last := stage{name: "d", needs: []string{"c"}, run: func(io.Writer) (counts, error) { return counts{passed: 1}, nil }}
+	var w strings.Builder
+	if runAll([]stage{mk("a"), mk("b"), failing, last}, &w) {
+		t.Error("a run with a failed stage is called good")
+	}
+	out := w.String()
+	for _, want := range []string{"=== a\na begins\na ends\n", "=== b\nb begins\nb ends\n", "not run: c failed", "\n2 passed, 1 failed, 1 skipped\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	_, table, _ := strings.Cut(out, "\nstage ")
+	if a, b, c := strings.Index(table, "\na "), strings.Index(table, "\nb "), strings.Index(table, "\nc "); a < 0 || b < a || c < b {
+		t.Errorf("order of the table:\n%s", table)
 	}
 }
 
@@ -79,11 +114,11 @@ func TestStagesNeedStagesThatExist(t *testing.T) {
 }
 
 func TestCommandReadsItsCount(t *testing.T) {
-	c, err := command("sh", "-c", "echo x; echo 1 skipped: a: b; echo 1 skipped: c; echo 4 passed, 1 failed, 2 skipped; exit 1")()
+	c, err := command("sh", "-c", "echo x; echo 1 skipped: a: b; echo 1 skipped: c; echo 4 passed, 1 failed, 2 skipped; exit 1")(io.Discard)
 	if want := (counts{4, 1, 2, map[string]int{"a: b": 1, "c": 1}}); err == nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, %v", c, err)
 	}
-	if c, err = command("true")(); err != nil || !reflect.DeepEqual(c, counts{passed: 1}) {
+	if c, err = command("true")(io.Discard); err != nil || !reflect.DeepEqual(c, counts{passed: 1}) {
 		t.Errorf("got %+v, %v", c, err)
 	}
 }
