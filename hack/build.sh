@@ -34,11 +34,12 @@ fi
 
 if [ -n "$stock" ]; then
 	"$root/hack/fetch.sh" "$line"
-	src=$out/src/stock/$line package=$module shown=$version mod=readonly
+	src=$out/src/stock/$line package=$module shown=$version
 else
 	[ -f "$root/go.mod" ] || die "no go.mod in $root: the library is missing from this checkout"
 	"$root/hack/apply.sh" "$line"
-	src=$tree package=github.com/cnireload/cnireload shown=$version+cnireload.$release mod=mod
+	src=$tree package=github.com/cnireload/cnireload shown=$version+cnireload.$release
+	revision+=+cnireload.$(library_commit)
 fi
 lock "build-${stock//\//-}${race:+race-}$line"
 scratch
@@ -50,13 +51,14 @@ for kv in "Version=$shown" "Package=$package" "Revision=$revision"; do
 	ldflags+=" -X $module/version.$kv"
 done
 
+[ "$(go env GOVERSION)" = "go$base_go" ] || say "$(go env GOVERSION) builds this, a release needs go$base_go: unset GOTOOLCHAIN=local"
 say "building ${stock:+stock }$line for linux/$GOARCH${race:+ with the race detector} (some minutes when nothing is cached)"
-packages=$(go list -deps -mod=$mod $race -tags=$tags "${cmds[@]/#/./cmd/}" 2>"$tmp/err" | wc -l) ||
+packages=$(go list -deps -mod=readonly $race -tags=$tags "${cmds[@]/#/./cmd/}" 2>"$tmp/err" | wc -l) ||
 	go_failed "${stock:+stock }$line" "$tmp/err"
 for cmd in "${cmds[@]}"; do
 	extra=''
 	[ "$cmd" != containerd-shim-runc-v2 ] || extra=,no_grpc
-	go build -v $race -mod=$mod -trimpath -buildvcs=false -tags="$tags$extra" -ldflags="$ldflags" \
+	go build -v $race -mod=readonly -trimpath -buildvcs=false -tags="$tags$extra" -ldflags="$ldflags" \
 		-o "$tmp/bin/$cmd" "./cmd/$cmd" 2>&1 | progress "$packages" || die "$cmd of ${stock:+stock }$line does not build: see above"
 done
 [ -z "$race" ] || cp "$plain"/{containerd-shim-runc-v2,ctr} "$tmp/bin/"

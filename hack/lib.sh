@@ -63,7 +63,21 @@ use_line() {
 	revision=$(base COMMIT)
 	revision=${revision:-$sum}
 	need_go "$base_go"
+	# Another Go version makes other bytes.
+	[ "$(go env GOTOOLCHAIN)" = local ] || export GOTOOLCHAIN=go$base_go
 	mkdir -p "$out/src"
+}
+
+# library_commit: the newest commit that changed what this checkout adds to the line's binaries, with "-dirty" when
+# there are changes in no commit. CNIRELOAD_COMMIT says it where there is no git.
+library_commit() {
+	local c in=(go.mod cnireload cri groupcommit internal status "patches/$line" ':!*_test.go' ':!internal/testenv')
+	c=${CNIRELOAD_COMMIT-}
+	if [ -z "$c" ] && c=$(tgit "$root" log -1 --format=%H -- "${in[@]}" 2>/dev/null) && [ -n "$c" ]; then
+		c=${c:0:12}
+		[ -z "$(tgit "$root" status --porcelain -- "${in[@]}")" ] || c+=-dirty
+	fi
+	echo "${c:-unknown}"
 }
 
 # base KEY: a value of the line's BASE.
@@ -88,7 +102,7 @@ tgit() {
 	shift
 	GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null \
 		GIT_COMMITTER_NAME=cnireload GIT_COMMITTER_EMAIL=cnireload@invalid \
-		git -C "$dir" -c core.hooksPath=/dev/null -c core.autocrlf=false -c gc.auto=0 -c advice.detachedHead=false "$@"
+		git -C "$dir" -c safe.directory="$dir" -c core.hooksPath=/dev/null -c core.autocrlf=false -c gc.auto=0 -c advice.detachedHead=false "$@"
 }
 
 # lock NAME: one script at a time; the others wait.
@@ -167,9 +181,9 @@ pin() {
 	local info
 	info=$(cd / && go mod download -json "$module@$1") || die "cannot download $module@$1: $(sed -n 's/.*"Error": "\(.*\)".*/\1/p' <<<"$info")"
 	field() { sed -n "s/.*\"$1\": \"\(.*\)\".*/\1/p" <<<"$info"; }
-	grep '^#' "$patches/BASE"
+	grep '^#' "$patches/BASE" || true
 	printf '%s\n' "MODULE=$module" "VERSION=$1" "SUM=$(field Sum)" COMMIT= \
-		"GO=$(sed -n 's/^go //p' "$(field GoMod)")" RELEASE=1
+		"GO=$(printf '%s\n' "$base_go" "$(sed -n 's/^go //p' "$(field GoMod)")" | sort -V | tail -n 1)" RELEASE=1
 }
 
 # commit_upstream TREE BASE DIR: adds the sources that BASE pins to the repository TREE as a commit
@@ -232,14 +246,20 @@ export_patches() {
 	rm -rf "$to/new"
 }
 
+# matrix: what patches/README.md must say.
+matrix() {
+	# shellcheck disable=SC2046 # names of lines hold no blanks
+	hackgo patchlint -matrix "$root/patches" $(all_lines)
+}
+
 # mark_applied DIR: remembers that DIR is what the patches make.
 mark_applied() { echo "$(inputs_hash) $(tgit "$1" rev-parse HEAD)" >"$1/.git/cnireload-applied"; }
 
 # applied_key DIR: the inputs_hash that DIR was made from.
 applied_key() { cut -d ' ' -f 1 "$1/.git/cnireload-applied" 2>/dev/null || true; }
 
-# dirty DIR: what is in no commit. go.mod and go.sum do not count: the go command adds to them.
-dirty() { tgit "$1" status --porcelain -- . ':!go.mod' ':!go.sum'; }
+# dirty DIR: what is in no commit.
+dirty() { tgit "$1" status --porcelain; }
 
 # edited DIR: whether DIR has changed since mark_applied.
 edited() {

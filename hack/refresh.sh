@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # hack/refresh.sh LINE: writes the commits of _output/src/LINE back as patches/LINE/NNNN-subject.patch
-# and series. The same commits always give the same bytes.
+# and series, and patches/README.md. The same commits always give the same bytes.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_line "${1-}"
@@ -27,5 +27,7 @@ done
 for p in "$tmp/patches"/*; do
 	cmp -s "$p" "$patches/$(basename "$p")" || mv -f "$p" "$patches/"
 done
+matrix >"$tmp/README.md"
+cmp -s "$tmp/README.md" "$root/patches/README.md" || mv -f "$tmp/README.md" "$root/patches/README.md"
 mark_applied "$tree"
 say "patches/$line holds $(series | wc -l) patches"

@@ -16,4 +16,6 @@ export_patches "$tmp/tree" "$tmp/export"
 series | sort >"$tmp/series"
 (cd "$tmp/export" && find . -name '*.patch' -printf '%f\n' | sort) | diff "$tmp/series" - >/dev/null ||
 	die "patches/$line/series is not what hack/refresh.sh $line would write: run it"
+matrix >"$tmp/README.md"
+cmp -s "$tmp/README.md" "$root/patches/README.md" || die "patches/README.md is not what hack/refresh.sh $line would write: run it"
 echo "patches/$line: $(series | wc -l) patches apply to $module $version and come back byte for byte"

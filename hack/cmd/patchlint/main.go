@@ -3,6 +3,8 @@
 
 // Patchlint checks a line's folder of patches: BASE, series, and the header of every patch.
 //
+// With -matrix it prints the text of patches/README.md: which line carries which patch.
+//
 // Whether the patches apply is hack/verify.sh's business; this program reads only the folder.
 package main
 
@@ -34,8 +36,17 @@ const (
 )
 
 func main() {
+	if len(os.Args) >= 4 && os.Args[1] == "-matrix" {
+		text, err := matrix(os.Args[2], os.Args[3:])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "patchlint:", err)
+			os.Exit(1)
+		}
+		fmt.Print(text)
+		return
+	}
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: patchlint patches/LINE")
+		fmt.Fprintln(os.Stderr, "usage: patchlint patches/LINE, or patchlint -matrix patches LINE...")
 		os.Exit(2)
 	}
 	report, err := lintFolder(os.Args[1])

@@ -105,7 +105,7 @@ type program struct {
 
 // programs returns the test programs of a tree that are to run.
 func programs(dir string, changed []string) ([]program, error) {
-	list := exec.Command("go", "list", "-mod=mod", tags, "-test", "-json=ImportPath,Deps", "./...")
+	list := exec.Command("go", "list", "-mod=readonly", tags, "-test", "-json=ImportPath,Deps", "./...")
 	list.Dir = dir
 	list.Env = append(os.Environ(), "CGO_ENABLED=0")
 	list.Stderr = os.Stderr
@@ -168,7 +168,7 @@ func runTests(label, dir string, changed []string, k known, only string, race bo
 		}
 		all := &gotest.Run{Tests: map[string]gotest.Result{}, Output: map[string]string{}}
 		for _, root := range []bool{false, true} {
-			cmd := exec.Command("go", append([]string{"test", "-json", "-mod=mod", "-trimpath", limit, tags}, args...)...)
+			cmd := exec.Command("go", append([]string{"test", "-json", "-mod=readonly", "-trimpath", limit, tags}, args...)...)
 			if root {
 				// What a test mounts, or leaves mounted, ends with it.
 				cmd.Args = append(cmd.Args, "-exec=unshare --mount --propagation private")
