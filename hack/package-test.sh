@@ -7,7 +7,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_line "${1-}"
-need dpkg dpkg-deb
+need dpkg dpkg-deb apt-get
 [ "$(id -u)" = 0 ] || die "needs root for chroot: run it with sudo"
 scratch
 made=$tmp/dist chroot=$tmp/root
@@ -15,6 +15,7 @@ mapfile -t files < <("$root/hack/package.sh" "$line")
 mkdir -p "$made"
 cp "${files[@]}" "$made/"
 arch=$(go env GOARCH) full=${version#v}+cnireload.$release
+commit=$(library_commit)
 deb=$made/containerd_$full-1_$arch.deb
 tarball=containerd-$full-linux-$arch.tar.gz
 
@@ -43,39 +44,92 @@ check "Architecture" same "$(dpkg --print-architecture)" "$(field Architecture)"
 check "Conflicts" same containerd.io "$(field Conflicts)"
 check "Replaces" same containerd.io "$(field Replaces)"
 check "Provides" same "containerd-cnireload (= $full-1)" "$(field Provides)"
-check "Recommends" same runc "$(field Recommends)"
-check "no Depends" same "" "$(field Depends)"
+check "Depends" same runc "$(field Depends)"
+check "Recommends" same "" "$(field Recommends)"
 
-# A root that holds a shell for the maintainer scripts and nothing else.
-mkdir -p "$chroot"/{bin,var/lib/dpkg/{info,updates,triggers}}
-touch "$chroot"/var/lib/dpkg/{status,available}
-shell=$(readlink -f /bin/sh)
-cp "$shell" "$chroot/bin/sh"
-for lib in $(ldd "$shell" | grep -o '/[^ ]*'); do
-	mkdir -p "$chroot$(dirname "$lib")"
-	cp -L "$lib" "$chroot$lib"
+# A root with what maintainer scripts call, and a runc that dpkg takes for installed. No systemd runs in it:
+# stand-ins note what it is asked to do. That it does it, they do not show.
+mkdir -p "$chroot"/{bin,dev,etc,usr/bin,run/systemd/system,var/lib/dpkg/{info,updates,triggers}}
+touch "$chroot"/dev/null "$chroot"/var/lib/dpkg/available
+printf 'Package: runc\nStatus: install ok installed\nMaintainer: nobody\nArchitecture: %s\nVersion: 1.1.5\nDescription: stand-in\n\n' \
+	"$(dpkg --print-architecture)" >"$chroot/var/lib/dpkg/status"
+for prog in sh cp mkdir grep head tail sha256sum rm rmdir; do
+	path=$(readlink -f "$(command -v $prog)")
+	cp "$path" "$chroot/bin/$prog"
+	for lib in $(ldd "$path" | grep -o '/[^ ]*'); do
+		mkdir -p "$chroot$(dirname "$lib")"
+		cp -L "$lib" "$chroot$lib"
+	done
 done
-install_deb() { dpkg --root="$chroot" --force-confnew --log=/dev/null -i "$deb"; }
-remove_deb() { dpkg --root="$chroot" --log=/dev/null --purge containerd; }
-check "install" install_deb
+for prog in deb-systemd-helper deb-systemd-invoke systemctl; do
+	printf '#!/bin/sh\necho "%s $*" >>/asked\n[ "$*" != "--quiet was-enabled containerd.service" ] || [ ! -e /disabled ]\n' $prog >"$chroot/usr/bin/$prog"
+	chmod 0755 "$chroot/usr/bin/$prog"
+done
+config=$chroot/etc/containerd/config.toml
+install_deb() { rm -f "$chroot/asked" && dpkg --root="$chroot" --log=/dev/null -i "$deb" </dev/null 2>&1; }
+remove_deb() { rm -f "$chroot/asked" && dpkg --root="$chroot" --log=/dev/null "--$1" containerd </dev/null 2>&1; }
+asked() { same "$1" "$(grep -v daemon-reload "$chroot/asked" | paste -sd ';')"; }
+helper='deb-systemd-helper unmask containerd.service;deb-systemd-helper --quiet was-enabled containerd.service;deb-systemd-helper'
+
+check "a fresh install" install_deb
+check "a fresh install enables and starts" asked "$helper enable containerd.service;deb-systemd-invoke start containerd.service"
+check "a fresh install finds plugins in both places" grep -qF "bin_dirs = ['/opt/cni/bin', '/usr/lib/cni']" <(chroot "$chroot" /usr/bin/containerd config dump 2>&1 || true)
 check "install again over it" install_deb
-check "containerd --version" same "containerd github.com/cnireload/cnireload $version+cnireload.$release $revision" \
+check "an upgrade restarts what runs" asked "$helper enable containerd.service;deb-systemd-invoke try-restart containerd.service"
+touch "$chroot/disabled"
+check "install again where it is disabled" install_deb
+check "it stays disabled" asked "$helper update-state containerd.service;deb-systemd-invoke try-restart containerd.service"
+rm "$chroot/disabled"
+check "remove" remove_deb remove
+check "a removal stops it" asked "deb-systemd-invoke stop containerd.service"
+check "the configuration is there after a removal" test -e "$config"
+check "purge" remove_deb purge
+check "an unchanged configuration goes" test ! -e "$chroot/etc/containerd"
+mkdir "$chroot/etc/containerd"
+echo 'disabled_plugins = ["cri"]' >"$config"
+said=$(install_deb || true)
+check "a configuration that disables CRI is told" grep -q 'disabled_plugins in /etc/containerd/config.toml names cri' <<<"$said"
+check "a configuration that is there stays" same 'disabled_plugins = ["cri"]' "$(cat "$config")"
+check "purge again" remove_deb purge
+check "a changed configuration stays" same 'disabled_plugins = ["cri"]' "$(cat "$config")"
+rm -r "$chroot/etc/containerd" "$chroot/run/systemd"
+check "install in a chroot" install_deb
+check "nothing is started in a chroot" asked "$helper enable containerd.service"
+
+check "containerd --version" same "containerd github.com/cnireload/cnireload $version+cnireload.$release $revision+cnireload.$commit" \
 	"$(chroot "$chroot" /usr/bin/containerd --version || true)"
 check "ctr --version" same "ctr github.com/cnireload/cnireload $version+cnireload.$release" "$(chroot "$chroot" /usr/bin/ctr --version || true)"
 check "CRI in the default configuration" grep -q "io.containerd.cri.v1.runtime" <(chroot "$chroot" /usr/bin/containerd config default)
 check "unit" grep -qx 'ExecStart=/usr/bin/containerd' "$chroot/usr/lib/systemd/system/containerd.service"
-for f in copyright LICENSE NOTICE changelog.gz patches/BASE patches/series $(series | sed 's,^,patches/,'); do
+for f in copyright LICENSE NOTICE changelog.Debian.gz README.md configuration.md examples/pin patches/BASE patches/series $(series | sed 's,^,patches/,'); do
 	check "doc/$f" test -s "$chroot/usr/share/doc/containerd/$f"
 done
 check "same binary in deb and tarball" same "$(tar -xzOf "$made/$tarball" bin/containerd | sha256sum)" "$(sha256sum <"$chroot/usr/bin/containerd")"
-check "purge" remove_deb
-check "nothing left" same "" "$(find "$chroot/usr" -type f -not -path '*/lib*-linux-*' -not -name 'ld-*' 2>/dev/null || true)"
+check "man page" grep -q containerd-cnireload <(zcat "$chroot/usr/share/man/man7/containerd-cnireload.7.gz")
+check "purge in a chroot" remove_deb purge
+check "nothing left" same "" "$(find "$chroot"/{usr/share,usr/lib/systemd,etc/containerd} "$chroot"/usr/bin/{containerd,ctr} -type f 2>/dev/null || true)"
+
+# apt with a repository that has a newer containerd without the patches, with and without the pin.
+apt=$tmp/apt
+mkdir -p "$apt"/{etc/preferences.d,lists/partial,cache/archives/partial,repo}
+about() { printf '%s\n' "Package: containerd" "Maintainer: nobody" "Architecture: $(dpkg --print-architecture)" "Version: $1" "Description: stand-in" "${@:2}"; }
+about "$full-1" "Status: install ok installed" >"$apt/status"
+about 2.999.0-1 "Filename: ./containerd.deb" "Size: 1" "SHA256: $(printf %064d 0)" >"$apt/repo/Packages"
+echo "deb [trusted=yes] file:$apt/repo ./" >"$apt/etc/sources.list"
+apt_get() {
+	apt-get -o Dir::Etc="$apt/etc" -o Dir::State::lists="$apt/lists" -o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache" \
+		-o Debug::NoLocking=1 -o APT::Sandbox::User=root -o Acquire::Languages=none "$@" 2>&1
+}
+check "apt knows a newer containerd" apt_get update
+check "apt takes it without the pin" grep -q "^Inst containerd \[$full-1\] (2.999.0-1" <(apt_get -s upgrade)
+cp "$root/hack/package/pin" "$apt/etc/preferences.d/containerd"
+check "apt leaves it with the pin" same "" "$(apt_get -s upgrade | grep '^Inst')"
 
 # Elsewhere, with the tools that are there already.
 mkdir -p "$tmp/elsewhere/_output"
 tar -C "$root" --exclude=./_output --exclude=./.git --exclude=./vendor -cf - . | tar -C "$tmp/elsewhere" -xf -
 cp -al "$root/_output/tools" "$tmp/elsewhere/_output/"
-check "make the packages elsewhere" "$tmp/elsewhere/hack/package.sh" "$line"
+check "make the packages elsewhere" env CNIRELOAD_COMMIT="$commit" "$tmp/elsewhere/hack/package.sh" "$line"
 for f in "${files[@]}"; do
 	check "same bytes elsewhere: $(basename "$f")" cmp "$made/$(basename "$f")" "$tmp/elsewhere/_output/dist/$(basename "$f")"
 done

@@ -10,6 +10,7 @@ use_line "${1-}"
 dist=$out/dist
 GOARCH=$(go env GOARCH)
 export GOARCH
+[ "$(go env GOVERSION)" = "go$base_go" ] || die "this is $(go env GOVERSION), packages are made with go$base_go: unset GOTOOLCHAIN=local"
 "$root/hack/build.sh" "$line" >/dev/null
 "$root/hack/tools.sh" dev >/dev/null
 if [ -d "$tree" ] && edited "$tree"; then
@@ -26,9 +27,14 @@ PKG_VERSION=${version#v}+cnireload.$release PKG_ARCH=$GOARCH
 export PKG_VERSION PKG_ARCH
 stage=$tmp/stage
 
-mkdir -p "$stage/bin" "$stage/doc/patches" "$tmp/dist"
+mkdir -p "$stage"/{bin,man} "$stage"/doc/{patches,examples} "$tmp/dist"
 cp "$out/$line/linux-$GOARCH/bin"/{containerd,containerd-shim-runc-v2,ctr} "$stage/bin/"
-cp "$root"/hack/package/{containerd.service,postinst.sh,prerm.sh,postrm.sh} "$stage/"
+cp "$root"/hack/package/{containerd.service,config.toml,lintian-overrides,postinst.sh,prerm.sh} "$stage/"
+sed "s/@CONFIG_SUM@/$(tail -n +2 "$root/hack/package/config.toml" | sha256sum | cut -d ' ' -f 1)/" \
+	"$root/hack/package/postrm.sh" >"$stage/postrm.sh"
+gzip -9n <"$root/hack/package/containerd-cnireload.7" >"$stage/man/containerd-cnireload.7.gz"
+cp "$root/README.md" "$root"/docs/*.md "$stage/doc/"
+cp "$root/hack/package/pin" "$stage/doc/examples/"
 cp "$tree/LICENSE" "$stage/doc/LICENSE"
 cat "$root/NOTICE" <(printf -- '\n--- NOTICE of containerd ---\n\n') "$tree/NOTICE" >"$stage/doc/NOTICE"
 cp "$patches"/{BASE,series} "$stage/doc/patches/"
@@ -38,16 +44,18 @@ cat >"$stage/doc/copyright" <<-END
 	Upstream-Name: containerd
 	Source: https://github.com/containerd/containerd
 	Comment: Built from the Go module $module $version with the patches in
-	 /usr/share/doc/containerd/patches and the Go module github.com/cnireload/cnireload.
+	 /usr/share/doc/containerd/patches and the Go module github.com/cnireload/cnireload at
+	 commit $(library_commit).
 
 	Files: *
-	Copyright: The containerd Authors, The cnireload Authors
+	Copyright: 2015-2026 The containerd Authors
+	 2026 The cnireload Authors
 	License: Apache-2.0
 	 The full text is in /usr/share/doc/containerd/LICENSE, and on Debian in
 	 /usr/share/common-licenses/Apache-2.0.
 END
 printf 'containerd (%s-1) unstable; urgency=medium\n\n  * %s with the patches in /usr/share/doc/containerd/patches.\n\n -- The cnireload Authors <maintainers@cnireload.invalid>  %s\n' \
-	"$PKG_VERSION" "$version" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/doc/changelog.gz"
+	"$PKG_VERSION" "$version" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/doc/changelog.Debian.gz"
 find "$stage" -type d -exec chmod 0755 {} +
 find "$stage" -type f -exec chmod 0644 {} +
 chmod 0755 "$stage"/bin/* "$stage"/*.sh

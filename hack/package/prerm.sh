@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 set -e
 
+# Pods and their shims go on (KillMode=process).
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
-	systemctl stop containerd.service || true
+	deb-systemd-invoke stop containerd.service >/dev/null || true
 fi
