@@ -149,15 +149,19 @@ func (a ID) changed() time.Time {
 // permissions mode.
 func Write(path string, b []byte, mode os.FileMode) error {
 	f, err := atomicfile.New(path, mode)
-	if err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
+	if err == nil {
+		if _, err = f.Write(b); err != nil {
+			_ = f.Cancel()
+		} else {
+			err = f.Close()
+		}
 	}
-	if _, err := f.Write(b); err != nil {
-		_ = f.Cancel()
-		return fmt.Errorf("cannot write %s: %w", path, err)
+	if err == nil {
+		return nil
 	}
-	if err := f.Close(); err != nil {
-		return fmt.Errorf("cannot write %s: %w", path, err)
+	// It names the temporary file, otherwise each time.
+	if e := (*fs.PathError)(nil); errors.As(err, &e) {
+		err = e.Err
 	}
-	return nil
+	return fmt.Errorf("cannot write %s: %w", path, err)
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -69,5 +70,15 @@ func TestFIFOTakesTheFilesPlace(t *testing.T) {
 				must(f.Close())
 			}
 		}
+	}
+}
+
+// What is tried again and again is logged once because it says the same.
+func TestWriteSaysTheSame(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "absent", "file")
+	first, second := Write(path, nil, 0o600), Write(path, nil, 0o600)
+	if !errors.Is(first, os.ErrNotExist) || first.Error() != second.Error() || !strings.Contains(first.Error(), path) {
+		t.Errorf("%v, then %v", first, second)
 	}
 }
