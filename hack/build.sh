@@ -45,12 +45,6 @@ lock "build-${stock//\//-}${race:+race-}$line"
 scratch
 cd "$src"
 
-tags=urfave_cli_no_docs,static_build,netgo,osusergo
-ldflags="-s -w -buildid="
-for kv in "Version=$shown" "Package=$package" "Revision=$revision"; do
-	ldflags+=" -X $module/version.$kv"
-done
-
 [ "$(go env GOVERSION)" = "go$base_go" ] || say "$(go env GOVERSION) builds this, a release needs go$base_go: unset GOTOOLCHAIN=local"
 say "building ${stock:+stock }$line for linux/$GOARCH${race:+ with the race detector} (some minutes when nothing is cached)"
 packages=$(go list -deps -mod=readonly $race -tags=$tags "${cmds[@]/#/./cmd/}" 2>"$tmp/err" | wc -l) ||
@@ -58,7 +52,7 @@ packages=$(go list -deps -mod=readonly $race -tags=$tags "${cmds[@]/#/./cmd/}" 2
 for cmd in "${cmds[@]}"; do
 	extra=''
 	[ "$cmd" != containerd-shim-runc-v2 ] || extra=,no_grpc
-	go build -v $race -mod=readonly -trimpath -buildvcs=false -tags="$tags$extra" -ldflags="$ldflags" \
+	go build -v $race -mod=readonly -trimpath -buildvcs=false -tags="$tags$extra" -ldflags="$(ldflags "$shown" "$revision" "$package")" \
 		-o "$tmp/bin/$cmd" "./cmd/$cmd" 2>&1 | progress "$packages" || die "$cmd of ${stock:+stock }$line does not build: see above"
 done
 [ -z "$race" ] || cp "$plain"/{containerd-shim-runc-v2,ctr} "$tmp/bin/"

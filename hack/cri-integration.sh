@@ -22,7 +22,7 @@ export CGO_ENABLED=0
 # build SIDE TREE MOD: the test program and the plugin, shims and runc with failures built in.
 build() {
 	# shellcheck disable=SC2054 # the tags are one argument
-	local cmd flags=(-mod="$3" -trimpath -buildvcs=false -tags=urfave_cli_no_docs,static_build,netgo,osusergo "-ldflags=-s -w")
+	local cmd flags=(-mod="$3" -trimpath -buildvcs=false -tags="$tags" "-ldflags=-s -w")
 	mkdir -p "$work/$1"
 	say "building upstream's integration tests of $1 $line"
 	cd "$2"

@@ -86,6 +86,22 @@ base() { sed -n "s/^$1=//p" "$patches/BASE"; }
 # series: the line's patches in order.
 series() { sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' "$patches/series"; }
 
+# How containerd, ctr and, with no_grpc, the shim are built.
+tags=urfave_cli_no_docs,static_build,netgo,osusergo
+
+# ldflags VERSION REVISION [PACKAGE]: what the programs say of themselves.
+ldflags() {
+	local pkg=$module/version
+	echo "-s -w -buildid= -X $pkg.Version=$1 -X $pkg.Package=${3:-github.com/cnireload/cnireload} -X $pkg.Revision=$2"
+}
+
+# package_epoch: the date of packages, which is that of the newest patch, never of the clock.
+package_epoch() {
+	local newest
+	newest=$(for p in $(series); do sed -n 's/^Last-Update: //p' "$patches/$p"; done | sort | tail -n 1)
+	date -u -d "${newest:-2026-10-13}" +%s
+}
+
 # inputs_hash: changes when, and only when, another tree would come out of apply.
 inputs_hash() {
 	(

@@ -73,7 +73,7 @@ helper='deb-systemd-helper unmask containerd.service;deb-systemd-helper --quiet 
 
 check "a fresh install" install_deb
 check "a fresh install enables and starts" asked "$helper enable containerd.service;deb-systemd-invoke start containerd.service"
-check "a fresh install finds plugins in both places" grep -qF "bin_dirs = ['/opt/cni/bin', '/usr/lib/cni']" <(chroot "$chroot" /usr/bin/containerd config dump 2>&1 || true)
+check "a fresh install finds the distribution's plugins" grep -qF "bin_dirs = ['/opt/cni/bin', '/usr/lib/cni', '/usr/libexec/cni']" <(chroot "$chroot" /usr/bin/containerd config dump 2>&1 || true)
 check "install again over it" install_deb
 check "an upgrade restarts what runs" asked "$helper enable containerd.service;deb-systemd-invoke try-restart containerd.service"
 touch "$chroot/disabled"

@@ -2,7 +2,7 @@
 # Copyright The cnireload Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# hack/package.sh LINE: a tarball (with its .sha256sum) and a deb of the patched line in _output/dist.
+# hack/package.sh LINE: a tarball (with its .sha256sum), a deb and an rpm of the patched line in _output/dist.
 # The same commit makes the same bytes.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -19,9 +19,7 @@ fi
 lock "dist-$line"
 scratch
 
-# Dates come from the newest patch, never from the clock.
-newest=$(for p in $(series); do sed -n 's/^Last-Update: //p' "$patches/$p"; done | sort | tail -n 1)
-SOURCE_DATE_EPOCH=$(date -u -d "${newest:-2026-10-13}" +%s)
+SOURCE_DATE_EPOCH=$(package_epoch)
 export SOURCE_DATE_EPOCH
 PKG_VERSION=${version#v}+cnireload.$release PKG_ARCH=$GOARCH
 export PKG_VERSION PKG_ARCH
@@ -29,7 +27,7 @@ stage=$tmp/stage
 
 mkdir -p "$stage"/{bin,man} "$stage"/doc/{patches,examples} "$tmp/dist"
 cp "$out/$line/linux-$GOARCH/bin"/{containerd,containerd-shim-runc-v2,ctr} "$stage/bin/"
-cp "$root"/hack/package/{containerd.service,config.toml,lintian-overrides,postinst.sh,prerm.sh} "$stage/"
+cp "$root"/hack/package/{containerd.service,config.toml,lintian-overrides,postinst.sh,prerm.sh,rpm-post.sh,rpm-preun.sh,rpm-postun.sh} "$stage/"
 sed "s/@CONFIG_SUM@/$(tail -n +2 "$root/hack/package/config.toml" | sha256sum | cut -d ' ' -f 1)/" \
 	"$root/hack/package/postrm.sh" >"$stage/postrm.sh"
 gzip -9n <"$root/hack/package/containerd-cnireload.7" >"$stage/man/containerd-cnireload.7.gz"
@@ -65,9 +63,12 @@ tarball=containerd-$PKG_VERSION-linux-$GOARCH.tar.gz
 tar -C "$stage" --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - bin |
 	gzip -9n >"$tmp/dist/$tarball"
 (cd "$tmp/dist" && sha256sum "$tarball" >"$tarball.sha256sum")
-(cd "$stage" && "$out/tools/bin/nfpm" package --config "$root/hack/package/nfpm.yaml" --packager deb --target "$tmp/dist/" ) >"$tmp/nfpm.log" 2>&1 ||
-	die "nfpm: $(tail -n 1 "$tmp/nfpm.log")"
+for packager in deb rpm; do
+	(cd "$stage" && "$out/tools/bin/nfpm" package --config "$root/hack/package/nfpm.yaml" --packager $packager --target "$tmp/dist/") >"$tmp/nfpm.log" 2>&1 ||
+		die "nfpm: $(tail -n 1 "$tmp/nfpm.log")"
+done
 
 mkdir -p "$dist"
+mapfile -t made < <(cd "$tmp/dist" && ls)
 mv -f "$tmp/dist"/* "$dist/"
-ls -1 "$dist"/*"$PKG_VERSION"*"$GOARCH"*
+printf '%s\n' "${made[@]/#/$dist/}"

@@ -15,7 +15,7 @@ if [ -z "${1-}" ]; then
 	hackgo typecheck -library "$root" "${platforms[@]}"
 else
 	use_line "$1"
-	what=$line flags=(-mod=readonly -trimpath '-tags=urfave_cli_no_docs,static_build,netgo,osusergo')
+	what=$line flags=(-mod=readonly -trimpath "-tags=$tags")
 	packages=(./cmd/containerd ./internal/cri/... ./plugins/cri/...)
 	"$root/hack/fetch.sh" "$line"
 	"$root/hack/apply.sh" "$line"
