@@ -82,7 +82,7 @@ refresh: ## write the commits of _output/src/LINE back to patches/LINE
 vendor: ## make vendor/ (ignored by git; release sources carry it)
 	@hack/vendor.sh
 
-package: ## tarball and deb of LINE into _output/dist
+package: ## tarball, deb and rpm of LINE into _output/dist
 	@hack/package.sh $(LINE)
 
 dist: ## all that a release of LINE has, for amd64 and arm64, in _output/dist/LINE

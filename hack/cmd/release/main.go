@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-const usage = "usage: release licenses -main DIR BINARY..., release sbom -base MODULE@VERSION PATCH... <CycloneDX, or release provenance -line LINE -base MODULE@VERSION -sum SUM -commit COMMIT -go VERSION FILE..."
+const usage = "usage: release licenses -main DIR BINARY, release sbom -base MODULE@VERSION PATCH <CycloneDX, or release provenance -line LINE -base MODULE@VERSION -sum SUM -commit COMMIT -go VERSION FILE"
 
 func run(args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
@@ -87,8 +87,12 @@ func licenses(mainDir string, binaries []string, out io.Writer) error {
 	if err := licensesIn(strings.TrimSpace(string(goroot)), "the Go standard library", out); err != nil {
 		return err
 	}
+	if wanted == nil {
+		return nil
+	}
 	cmd := exec.Command("go", append([]string{"mod", "download", "-json"}, wanted...)...)
 	cmd.Dir = os.TempDir() // of no module
+	cmd.Stderr = os.Stderr
 	list, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("find the modules that are linked: %w", err)
