@@ -8,7 +8,7 @@ export LINE KEEP STOP CASE SEED SIDE FOCUS
 
 .DEFAULT_GOAL := help
 .PHONY: help build stock run test test-all test-unit test-e2e test-node test-race test-upstream test-upstream-race test-cri test-arm64 \
-	cases critest node timeline bench bench-storm soak verify refresh vendor package dist clean
+	cases critest node timeline bench bench-storm soak verify refresh vendor package dist reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
@@ -87,6 +87,9 @@ package: ## tarball, deb and rpm of LINE into _output/dist
 
 dist: ## all that a release of LINE has, for amd64 and arm64, in _output/dist/LINE
 	@hack/dist.sh $(LINE)
+
+reproduce: ## build LINE elsewhere with an empty build cache, and compare the bytes
+	@hack/reproduce.sh $(LINE)
 
 clean: ## remove _output and vendor
 	@hack/clean.sh

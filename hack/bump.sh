@@ -38,6 +38,7 @@ if [ -d "$tree/.git/rebase-merge" ] || [ -d "$tree/.git/rebase-apply" ]; then
   cd $tree, edit them, git add them, git rebase --continue, until the rebase has ended; then hack/bump.sh --continue $line"
 fi
 mv "$tree/.git/cnireload-BASE" "$patches/BASE"
+rm -f "$patches/CHECKSUMS"
 flock -u 9
 "$root/hack/refresh.sh" "$line"
 say "patches/$line is at $(base VERSION): next are hack/verify.sh $line, hack/build.sh $line and make test LINE=$line"

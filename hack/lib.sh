@@ -71,7 +71,7 @@ use_line() {
 # library_commit: the newest commit that changed what this checkout adds to the line's binaries, with "-dirty" when
 # there are changes in no commit. CNIRELOAD_COMMIT says it where there is no git.
 library_commit() {
-	local c in=(go.mod cnireload cri groupcommit internal status "patches/$line" ':!*_test.go' ':!internal/testenv')
+	local c in=(go.mod cnireload cri groupcommit internal status "patches/$line" ':!*_test.go' ':!internal/testenv' ':!patches/*/CHECKSUMS')
 	c=${CNIRELOAD_COMMIT-}
 	if [ -z "$c" ] && c=$(tgit "$root" log -1 --format=%H -- "${in[@]}" 2>/dev/null) && [ -n "$c" ]; then
 		c=${c:0:12}

@@ -13,6 +13,7 @@ import (
 )
 
 func TestSeen(t *testing.T) {
+	t.Setenv("CNIRELOAD_SEEN", "")
 	dir := t.TempDir()
 	s := &Seen{filepath.Join(dir, "new")}
 	assert.NilError(t, os.MkdirAll(filepath.Join(dir, "old"), 0o755))

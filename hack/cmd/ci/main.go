@@ -107,7 +107,7 @@ func stages(lines []string, line string, short bool) []stage {
 	for _, l := range lines {
 		list = append(list, stage{name: "verify " + l, run: command("hack/verify.sh", l)})
 		if l != line {
-			list = append(list, stage{name: "build " + l, needs: []string{"verify " + l}, run: command("hack/build.sh", l)})
+			list = append(list, stage{name: "build " + l, needs: []string{"verify " + l}, run: sequence(command("hack/build.sh", l), command("hack/checksums.sh", l))})
 		}
 	}
 	list = append(list,
@@ -117,13 +117,13 @@ func stages(lines []string, line string, short bool) []stage {
 		// take most of the time.
 		stage{name: "fuzz", needs: []string{"unit"}, run: sequence(fuzz("cnireload", "FuzzScan", 20000), fuzz("cnireload/conftemplate", "FuzzTemplate", 20000),
 			fuzz("cnireload/rules", "FuzzGates", 20000), fuzz("groupcommit", "FuzzQueue", 1000, "-race"))},
-		stage{name: "hack", run: goTest("hack", false, speed, "./...")},
 		stage{name: "tools", needs: []string{"deps"}, run: command("hack/tools.sh")},
 	)
 	build := "build " + line
 	return append(list,
-		stage{name: build, needs: []string{"verify " + line}, run: sequence(command("hack/build.sh", line), command("hack/build.sh", "--stock", line))},
+		stage{name: build, needs: []string{"verify " + line}, run: sequence(command("hack/build.sh", line), command("hack/build.sh", "--stock", line), command("hack/checksums.sh", line))},
 		// critest mostly waits, and nothing of it is measured.
+		stage{name: "hack", beside: true, run: goTest("hack", false, speed, "./...")},
 		stage{name: "upstream " + line, beside: true, needs: []string{build}, run: command("hack/upstream-tests.sh", line)},
 		stage{name: "package " + line, beside: true, needs: []string{build}, root: true, run: command("hack/package-test.sh", line)},
 		stage{name: "critest", beside: true, needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "critest", line)},
