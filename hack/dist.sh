@@ -22,7 +22,7 @@ for arch in amd64 arm64; do
 	bin=$out/$line/linux-$arch/bin
 	(cd "$out/$line" && sha256sum "linux-$arch"/bin/*) | diff <(grep "linux-$arch/" "$patches/CHECKSUMS" || true) - >/dev/null ||
 		say "the binaries for $arch are not those of patches/$line/CHECKSUMS: hack/checksums.sh --write $line makes it anew"
-	hackgo release licenses -main "$tree" "$bin"/* | gzip -9n >"$tmp/dist/containerd-$full-linux-$arch.licenses.txt.gz"
+	hackgo release licenses -main "$tree" -own "$root" "$bin"/* | gzip -9n >"$tmp/dist/containerd-$full-linux-$arch.licenses.txt.gz"
 	for b in "$bin"/*; do
 		"$out/tools/bin/cyclonedx-gomod" bin -json -noserial -notimestamp -version "v$full" -output "$tmp/sbom" "$b" 2>"$tmp/log" ||
 			die "cyclonedx-gomod: $(tail -n 1 "$tmp/log")"

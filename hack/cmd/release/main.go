@@ -20,7 +20,6 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"strings"
 )
 
@@ -31,7 +30,7 @@ func main() {
 	}
 }
 
-const usage = "usage: release licenses -main DIR BINARY, release sbom -base MODULE@VERSION PATCH <CycloneDX, or release provenance -line LINE -base MODULE@VERSION -sum SUM -commit COMMIT -go VERSION FILE"
+const usage = "usage: release licenses -main DIR -own DIR BINARY, release sbom -base MODULE@VERSION PATCH <CycloneDX, or release provenance -line LINE -base MODULE@VERSION -sum SUM -commit COMMIT -go VERSION FILE"
 
 func run(args []string, in io.Reader, out io.Writer) error {
 	if len(args) == 0 {
@@ -39,6 +38,7 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	dir := flags.String("main", "", "the sources of the main module")
+	own := flags.String("own", "", "this project's checkout")
 	base := flags.String("base", "", "upstream's module, as MODULE@VERSION")
 	line := flags.String("line", "", "the release line")
 	sum := flags.String("sum", "", "the h1 sum of upstream's module")
@@ -49,7 +49,7 @@ func run(args []string, in io.Reader, out io.Writer) error {
 	}
 	switch args[0] {
 	case "licenses":
-		return licenses(*dir, flags.Args(), out)
+		return licenses(*dir, *own, flags.Args(), out)
 	case "sbom":
 		return sbom(*base, flags.Args(), in, out)
 	case "provenance":
@@ -60,9 +60,9 @@ func run(args []string, in io.Reader, out io.Writer) error {
 
 var licenseName = regexp.MustCompile(`(?i)^(licen[sc]e|copying|notice|copyright|patents)([._-].*)?$`)
 
-// licenses writes the licence files of every module that is linked into the programs, of the main module
-// and of Go.
-func licenses(mainDir string, binaries []string, out io.Writer) error {
+// licenses writes the licence files of every module that is linked into the programs, of the main module,
+// of this project and of Go.
+func licenses(mainDir, ownDir string, binaries []string, out io.Writer) error {
 	seen := map[string]bool{}
 	var wanted []string
 	for _, name := range binaries {
@@ -71,7 +71,11 @@ func licenses(mainDir string, binaries []string, out io.Writer) error {
 			return fmt.Errorf("read what is linked into %s: %w", name, err)
 		}
 		for _, m := range info.Deps {
-			if m = actual(m); m.Version != "" && !seen[m.Path] {
+			// One that was replaced by a directory is this project's own.
+			if m.Replace != nil {
+				m = m.Replace
+			}
+			if m.Version != "(devel)" && !seen[m.Path] {
 				seen[m.Path] = true
 				wanted = append(wanted, m.Path+"@"+m.Version)
 			}
@@ -82,6 +86,9 @@ func licenses(mainDir string, binaries []string, out io.Writer) error {
 		return fmt.Errorf("go env GOROOT: %w", err)
 	}
 	if err := licensesIn(mainDir, "containerd", out); err != nil {
+		return err
+	}
+	if err := licensesIn(ownDir, "cnireload", out); err != nil {
 		return err
 	}
 	if err := licensesIn(strings.TrimSpace(string(goroot)), "the Go standard library", out); err != nil {
@@ -108,15 +115,6 @@ func licenses(mainDir string, binaries []string, out io.Writer) error {
 			return err
 		}
 	}
-}
-
-// actual is the module that was linked. One that was replaced by a directory is part of the main module's
-// checkout and has no version.
-func actual(m *debug.Module) *debug.Module {
-	if m.Replace != nil {
-		return m.Replace
-	}
-	return m
 }
 
 func licensesIn(dir, title string, out io.Writer) error {

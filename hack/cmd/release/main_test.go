@@ -23,7 +23,7 @@ func TestLicenses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := run([]string{"licenses", "-main", dir, exe}, nil, &out); err != nil {
+	if err := run([]string{"licenses", "-main", dir, "-own", dir, exe}, nil, &out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"==== containerd: LICENSE\n\ndo what is right\n", "==== the Go standard library: LICENSE\n"} {
@@ -31,10 +31,10 @@ func TestLicenses(t *testing.T) {
 			t.Errorf("no %q in\n%.2000s", want, out.String())
 		}
 	}
-	if err := run([]string{"licenses", "-main", t.TempDir(), exe}, nil, &out); err == nil || !strings.Contains(err.Error(), "has no licence file") {
+	if err := run([]string{"licenses", "-main", t.TempDir(), "-own", dir, exe}, nil, &out); err == nil || !strings.Contains(err.Error(), "has no licence file") {
 		t.Errorf("a module without a licence: %v", err)
 	}
-	if err := run([]string{"licenses", "-main", dir, filepath.Join(dir, "LICENSE")}, nil, &out); err == nil {
+	if err := run([]string{"licenses", "-main", dir, "-own", dir, filepath.Join(dir, "LICENSE")}, nil, &out); err == nil {
 		t.Error("a text was taken for a program")
 	}
 }
