@@ -123,6 +123,7 @@ apt_get() {
 check "apt knows a newer containerd" apt_get update
 check "apt takes it without the pin" grep -q "^Inst containerd \[$full-1\] (2.999.0-1" <(apt_get -s upgrade)
 cp "$root/hack/package/pin" "$apt/etc/preferences.d/containerd"
+check "apt runs with the pin" apt_get -s upgrade
 check "apt leaves it with the pin" same "" "$(apt_get -s upgrade | grep '^Inst')"
 
 # Elsewhere, with the tools that are there already.

@@ -44,12 +44,11 @@ func main() {
 		fmt.Fprintf(os.Stderr, "ci: no line %q: supported are %s\n", *line, strings.Join(supported, ", "))
 		os.Exit(2)
 	}
-	list := stages(supported, *line, *short)
+	list, seen := stages(supported, *line, *short), "1"
 	if *all {
-		list = append(list, long(*line)...)
-	} else if err := os.Setenv("CNIRELOAD_SEEN", "1"); err != nil {
-		panic(err) // no NUL in it
+		list, seen = append(list, long(*line)...), ""
 	}
+	_ = os.Setenv("CNIRELOAD_SEEN", seen)
 	list, err := choose(list, *only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "ci:", err)
@@ -244,16 +243,28 @@ func together(list []stage, before map[string]row, w io.Writer) map[string]row {
 	var all sync.WaitGroup
 	for _, s := range list {
 		all.Go(func() {
-			var out bytes.Buffer
+			var out output
 			r := s.do(before, &out)
 			mu.Lock()
 			defer mu.Unlock()
 			rows[s.name] = r
-			w.Write(out.Bytes())
+			_, _ = w.Write(out.text.Bytes())
 		})
 	}
 	all.Wait()
 	return rows
+}
+
+// output keeps what is printed. A command's stdout and stderr are written at the same time.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
 }
 
 // do runs the stage, unless one that it needs has failed.

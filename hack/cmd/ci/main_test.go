@@ -61,6 +61,9 @@ func TestRunAllBeside(t *testing.T) {
 			fmt.Fprintf(w, "%s begins\n", name)
 			both.Done()
 			both.Wait() // the other one runs, too
+			if _, err := command("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do echo out; echo err >&2; done")(w); err != nil {
+				t.Error(err)
+			}
 			fmt.Fprintf(w, "%s ends\n", name)
 			return counts{passed: 1}, nil
 		}}
@@ -72,7 +75,14 @@ func TestRunAllBeside(t *testing.T) {
 		t.Error("a run with a failed stage is called good")
 	}
 	out := w.String()
-	for _, want := range []string{"=== a\na begins\na ends\n", "=== b\nb begins\nb ends\n", "not run: c failed", "\n2 passed, 1 failed, 1 skipped\n"} {
+	for _, name := range []string{"a", "b"} {
+		_, rest, _ := strings.Cut(out, "=== "+name+"\n"+name+" begins\n")
+		said, _, ok := strings.Cut(rest, name+" ends\n")
+		if !ok || strings.Contains(said, "=== ") || strings.Count(said, "out\n") != 9 || strings.Count(said, "err\n") != 9 {
+			t.Errorf("output of stage %s: %q", name, said)
+		}
+	}
+	for _, want := range []string{"not run: c failed", "\n2 passed, 1 failed, 1 skipped\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}
@@ -102,14 +112,17 @@ func TestChoose(t *testing.T) {
 }
 
 func TestStagesNeedStagesThatExist(t *testing.T) {
-	seen := map[string]bool{}
-	for _, s := range stages([]string{"v2.3", "v2.4"}, "v2.4", false) {
+	seen, beside := map[string]bool{}, map[string]bool{}
+	for _, s := range append(stages([]string{"v2.3", "v2.4"}, "v2.4", false), long("v2.4")...) {
 		for _, n := range s.needs {
 			if !seen[n] {
 				t.Errorf("stage %s needs %s, which is not before it", s.name, n)
 			}
+			if s.beside && beside[n] {
+				t.Errorf("stage %s needs %s and may run beside it", s.name, n)
+			}
 		}
-		seen[s.name] = true
+		seen[s.name], beside[s.name] = true, s.beside
 	}
 }
 
