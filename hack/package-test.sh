@@ -101,7 +101,7 @@ check "containerd --version" same "containerd github.com/cnireload/cnireload $ve
 check "ctr --version" same "ctr github.com/cnireload/cnireload $version+cnireload.$release" "$(chroot "$chroot" /usr/bin/ctr --version || true)"
 check "CRI in the default configuration" grep -q "io.containerd.cri.v1.runtime" <(chroot "$chroot" /usr/bin/containerd config default)
 check "unit" grep -qx 'ExecStart=/usr/bin/containerd' "$chroot/usr/lib/systemd/system/containerd.service"
-for f in copyright LICENSE NOTICE changelog.Debian.gz README.md configuration.md examples/pin patches/BASE patches/series $(series | sed 's,^,patches/,'); do
+for f in copyright LICENSE NOTICE changelog.Debian.gz README.md configuration.md fleet/alerts.yaml examples/pin patches/BASE patches/series $(series | sed 's,^,patches/,'); do
 	check "doc/$f" test -s "$chroot/usr/share/doc/containerd/$f"
 done
 check "same binary in deb and tarball" same "$(tar -xzOf "$made/$tarball" bin/containerd | sha256sum)" "$(sha256sum <"$chroot/usr/bin/containerd")"

@@ -31,7 +31,7 @@ cp "$root"/hack/package/{containerd.service,config.toml,lintian-overrides,postin
 sed "s/@CONFIG_SUM@/$(tail -n +2 "$root/hack/package/config.toml" | sha256sum | cut -d ' ' -f 1)/" \
 	"$root/hack/package/postrm.sh" >"$stage/postrm.sh"
 gzip -9n <"$root/hack/package/containerd-cnireload.7" >"$stage/man/containerd-cnireload.7.gz"
-cp "$root/README.md" "$root"/docs/*.md "$stage/doc/"
+cp -R "$root/README.md" "$root"/docs/*.md "$root/docs/fleet" "$stage/doc/"
 cp "$root/hack/package/pin" "$stage/doc/examples/"
 cp "$tree/LICENSE" "$stage/doc/LICENSE"
 cat "$root/NOTICE" <(printf -- '\n--- NOTICE of containerd ---\n\n') "$tree/NOTICE" >"$stage/doc/NOTICE"
