@@ -4,7 +4,7 @@
 #
 # hack/tools.sh [GROUP...]: builds the programs that hack/tools/go.mod pins. Groups: node (runc, CNI
 # plugins and crictl, in _output/tools/{bin,cni}), test (critest, crane, registry), dev (staticcheck,
-# nfpm), release (cyclonedx-gomod), kubelet (pinned by hack/kubelet/go.mod). Default: node and test. A
+# nfpm, actionlint), release (cyclonedx-gomod), kubelet (pinned by hack/kubelet/go.mod). Default: node and test. A
 # group that is up to date is skipped.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -56,7 +56,7 @@ make_test() {
 }
 
 make_dev() {
-	local list=(honnef.co/go/tools/cmd/staticcheck github.com/goreleaser/nfpm/v2/cmd/nfpm)
+	local list=(honnef.co/go/tools/cmd/staticcheck github.com/goreleaser/nfpm/v2/cmd/nfpm github.com/rhysd/actionlint/cmd/actionlint)
 	count "${list[@]}"
 	build "$tmp/bin" "${list[@]}"
 }
@@ -81,7 +81,7 @@ for group; do
 	case $group in
 	node) want=(bin/{runc,crictl} cni/{bridge,ptp,host-local,loopback,portmap,bandwidth,tuning,firewall}) ;;
 	test) want=(bin/{critest,crane,registry}) ;;
-	dev) want=(bin/{staticcheck,nfpm}) ;;
+	dev) want=(bin/{staticcheck,nfpm,actionlint}) ;;
 	release) want=(bin/cyclonedx-gomod) ;;
 	kubelet) want=(bin/kubelet) mod=$root/hack/kubelet ;;
 	*) die "no group of tools \"$group\": there are node, test, dev, release and kubelet" ;;

@@ -102,6 +102,7 @@ func stages(lines []string, line string, short bool) []stage {
 		{name: "platforms", run: command("hack/platforms.sh")},
 		{name: "staticcheck", run: sequence(command("hack/tools.sh", "dev"), inModules("_output/tools/bin/staticcheck", "./..."))},
 		{name: "shellcheck", needs: []string{"deps"}, run: shellcheck},
+		{name: "actionlint", run: sequence(command("hack/tools.sh", "dev"), actionlint)},
 	}
 	for _, l := range lines {
 		list = append(list, stage{name: "verify " + l, run: command("hack/verify.sh", l)})
@@ -392,6 +393,12 @@ func format(io.Writer) (counts, error) {
 func shellcheck(w io.Writer) (counts, error) {
 	scripts, _ := filepath.Glob("hack/*.sh")
 	return command("shellcheck", append(scripts, ".ci/run")...)(w)
+}
+
+// actionlint reads the workflows.
+func actionlint(w io.Writer) (counts, error) {
+	files, _ := filepath.Glob(".github/workflows/*.yml")
+	return command("_output/tools/bin/actionlint", files...)(w)
 }
 
 // goTest runs the tests of the module in dir. With each, it prints every test that ends.
