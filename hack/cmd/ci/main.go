@@ -49,6 +49,9 @@ func main() {
 		list, seen = append(list, long(*line)...), ""
 	}
 	_ = os.Setenv("CNIRELOAD_SEEN", seen)
+	if *all && os.Getenv("CNIRELOAD_ROUNDS") == "" {
+		_ = os.Setenv("CNIRELOAD_ROUNDS", "3")
+	}
 	list, err := choose(list, *only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "ci:", err)
