@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	// Cases mostly wait. -parallel says otherwise.
-	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.NumCPU())); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(runtime.NumCPU()+1)); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())

@@ -122,7 +122,16 @@ func TestL9(t *testing.T) {
 			assert.Equal(t, leaked, tries)
 		} else {
 			assert.Equal(t, leaked, 0)
-			assert.Equal(t, n.calls("fakenet", "DEL"), tries)
+			// Once for each of them; what is owed is tried again, if this takes long.
+			all, err := n.Fake.Calls()
+			assert.NilError(t, err)
+			removed := map[string]bool{}
+			for _, c := range all {
+				if c.Plugin == "fakenet" && c.Command == "DEL" {
+					removed[c.ContainerID] = true
+				}
+			}
+			assert.Equal(t, len(removed), tries)
 		}
 		return fmt.Sprintf("%d tries, %d addresses leaked", tries, leaked)
 	})
