@@ -126,7 +126,7 @@ func stages(lines []string, line string, short bool) []stage {
 	return append(list,
 		stage{name: build, needs: []string{"verify " + line}, run: sequence(command("hack/build.sh", line), command("hack/build.sh", "--stock", line), command("hack/checksums.sh", line))},
 		// critest mostly waits, and nothing of it is measured.
-		stage{name: "hack", beside: true, run: goTest("hack", false, speed, "./...")},
+		stage{name: "hack", beside: true, run: goTest("hack", false, "-count=1", speed, "./...")},
 		stage{name: "upstream " + line, beside: true, needs: []string{build}, run: command("hack/upstream-tests.sh", line)},
 		stage{name: "package " + line, beside: true, needs: []string{build}, root: true, run: command("hack/package-test.sh", line)},
 		stage{name: "critest", beside: true, needs: []string{"tools", build}, root: true, run: command("hack/test.sh", "critest", line)},
